@@ -1,0 +1,38 @@
+# Two commands for a newcomer: `make train` and `make test`. Each sets up what it needs.
+PYTHON ?= python3
+# On a machine without a CPU build of torch at hand, this avoids gigabytes of CUDA:
+#   make train PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+PIP_FLAGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: train test check format bench clean
+
+train: $(READY)
+	$(BIN)/paceline train
+
+test: $(READY)
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.overhead
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist src/*.egg-info
+
+# torch first and alone: a resolver that sees a range instead of a pin may fetch CUDA builds.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet $(PIP_FLAGS) -c constraints.txt torch
+	$(BIN)/pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[mpi,report,dev]"
+	touch $(READY)

@@ -1,0 +1,96 @@
+"""The `paceline` command: one subcommand per thing a person wants.
+
+Subcommands live in `paceline.commands`, one file each, and are imported only
+when they are used, so that `paceline --help` answers at once (torch alone takes
+more than a second to import).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import NoReturn
+
+import click
+
+from paceline.errors import PacelineError
+
+# name -> (module with a click command called `command`, one line for --help)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "train": ("paceline.commands.train", "Train a model; with no argument, the embedded default."),
+    "models": ("paceline.commands.models", "List the models, or print one layer by layer."),
+    "data": ("paceline.commands.data", "List the data sets, inspect one, or download one."),
+    "doctor": ("paceline.commands.doctor", "Check this machine: cores, memory, versions, data."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose subcommands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module = importlib.import_module(COMMANDS[name][0])
+        command = module.command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="paceline", prog_name="paceline")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def paceline(debug: bool) -> None:
+    """Train PyTorch models as fast as the machines you have allow.
+
+    \b
+    paceline train                      the embedded default: real digits, a minute
+    paceline train my.toml              your own configuration
+    paceline train --set train.epochs=2 any setting, changed on the line
+    """
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit: 0 done, 1 our failure, 2 the user's mistake."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments
+    try:
+        code = paceline.main(args=arguments, prog_name="paceline", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except PacelineError as error:
+        if debug:
+            raise
+        click.echo(f"paceline: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        click.echo("paceline: interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of our output (head, less) went away: not an error of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as error:
+        if debug:
+            raise
+        click.echo(
+            f"paceline: internal error: {type(error).__name__}: {error}"
+            " (run again with --debug for the traceback)",
+            err=True,
+        )
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Every exception Paceline raises on purpose.
+
+    PacelineError                 never raised itself
+    |-- UserError                 the user can put it right; exit code 2
+    |   |-- ConfigError           a key or a value of the configuration
+    |   |-- ModelError            a model that is unknown, or weights that do not fit it
+    |   |-- DataError             data that is missing, damaged or does not fit the model
+    |   |-- RunDirectoryError     a run directory that is missing, busy or damaged
+    |   |-- StrategyError         a local strategy that this model or machine cannot run
+    |   `-- UnsupportedError      a combination outside the support matrix
+    `-- RunError                  the run could not go on; exit code 1
+        |-- DivergedError         the loss became NaN or exploded
+        |-- WorkerError           a rank raised, exited or was killed
+        |-- DeadlineError         a rank did not arrive in time
+        `-- StorageError          a checkpoint or event could not be written
+
+A message names the value, the rule and the remedy, in one sentence where it can.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "DeadlineError",
+    "DivergedError",
+    "ModelError",
+    "PacelineError",
+    "RunDirectoryError",
+    "RunError",
+    "StorageError",
+    "StrategyError",
+    "UnsupportedError",
+    "UserError",
+    "WorkerError",
+    "unknown_name",
+]
+
+
+class PacelineError(Exception):
+    """Base of everything Paceline raises on purpose."""
+
+    exit_code = 1
+
+
+class UserError(PacelineError):
+    """Something the user can put right."""
+
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    """A key or a value of the configuration breaks a rule."""
+
+
+class ModelError(UserError):
+    """A model is unknown, cannot be built, or weights do not fit it."""
+
+
+class DataError(UserError):
+    """Data is missing, damaged, or does not fit the model."""
+
+
+class RunDirectoryError(UserError):
+    """A run directory is missing, in use, or not readable."""
+
+
+class StrategyError(UserError):
+    """A local strategy cannot run this model on this machine."""
+
+
+class UnsupportedError(UserError):
+    """A combination that the support matrix does not list."""
+
+
+class RunError(PacelineError):
+    """The run could not go on."""
+
+
+class DivergedError(RunError):
+    """The loss became NaN, infinite, or far larger than it was."""
+
+
+class WorkerError(RunError):
+    """A rank raised, exited or was killed."""
+
+
+class DeadlineError(RunError):
+    """A rank did not arrive at a collective in time."""
+
+
+class StorageError(RunError):
+    """Something could not be written; what was there before is intact."""
+
+
+def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
+    """One sentence for a name that is not in a list.
+
+    >>> unknown_name("model", "alexnte", ["alexnet", "vgg16"])
+    "unknown model 'alexnte': did you mean 'alexnet'? Valid: alexnet, vgg16"
+    """
+    choices = sorted(valid)
+    close = difflib.get_close_matches(name, choices, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"unknown {kind} {name!r}: {hint}Valid: {', '.join(choices)}"
