@@ -1,1 +1,5 @@
-"""config."""
+"""From a TOML file and `--set key=value` to a `Config`, and back."""
+
+from paceline.config.load import dump_config, load_config, with_versions
+
+__all__ = ["dump_config", "load_config", "with_versions"]

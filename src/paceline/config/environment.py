@@ -1,0 +1,64 @@
+"""The only reader of environment variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from paceline.errors import ConfigError
+from paceline.schema.rank import RankContext
+
+
+def data_root(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Folder with data sets: PACELINE_DATA, or None."""
+    value = environment.get("PACELINE_DATA")
+    return Path(value).expanduser() if value else None
+
+
+def cache_root(environment: Mapping[str, str] = os.environ) -> Path:
+    """Folder for what can be made again: PACELINE_CACHE, or the user's cache folder."""
+    value = environment.get("PACELINE_CACHE")
+    if value:
+        return Path(value).expanduser()
+    base = environment.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "paceline"
+
+
+def rank_context(environment: Mapping[str, str] = os.environ) -> RankContext:
+    """This process's place, from what the engine that started it has set."""
+    if "PACELINE_RANK" not in environment:
+        return RankContext()
+
+    def number(name: str) -> int:
+        value = environment.get(name, "")
+        if not value.lstrip("-").isdigit():
+            raise ConfigError(f"{name} = {value!r} must be a whole number: the launcher sets it")
+        return int(value)
+
+    return RankContext(
+        rank=number("PACELINE_RANK"),
+        world_size=number("PACELINE_WORLD_SIZE"),
+        local_rank=number("PACELINE_LOCAL_RANK"),
+        local_size=number("PACELINE_LOCAL_SIZE"),
+        node=number("PACELINE_NODE"),
+        nodes=number("PACELINE_NODES"),
+        address=environment.get("PACELINE_ADDRESS", "127.0.0.1"),
+        port=number("PACELINE_PORT"),
+        backend=environment.get("PACELINE_BACKEND", "gloo"),
+    )
+
+
+def rank_environment(context: RankContext) -> dict[str, str]:
+    """What `rank_context` reads back."""
+    return {
+        "PACELINE_RANK": str(context.rank),
+        "PACELINE_WORLD_SIZE": str(context.world_size),
+        "PACELINE_LOCAL_RANK": str(context.local_rank),
+        "PACELINE_LOCAL_SIZE": str(context.local_size),
+        "PACELINE_NODE": str(context.node),
+        "PACELINE_NODES": str(context.nodes),
+        "PACELINE_ADDRESS": context.address,
+        "PACELINE_PORT": str(context.port),
+        "PACELINE_BACKEND": context.backend,
+    }

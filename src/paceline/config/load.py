@@ -1,0 +1,103 @@
+"""Read and write configurations."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import tomllib
+from collections.abc import Iterable
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from paceline.errors import ConfigError
+from paceline.schema.codec import decode, encode
+from paceline.schema.config import OPTIMIZERS, Config
+
+
+def load_config(path: Path | None = None, changes: Iterable[str] = ()) -> Config:
+    """The configuration of a TOML file (the embedded default without one), with changes.
+
+    >>> load_config(None, ["train.epochs=2"]).train.epochs
+    2
+    """
+    data = _read_toml(path)
+    for change in changes:
+        _apply_change(data, change)
+    config = decode(Config, data)
+    _check_names(config)
+    return config
+
+
+def dump_config(config: Config) -> str:
+    """TOML that `load_config` reads back to an equal configuration."""
+    return tomli_w.dumps(encode(config, keep_none=False))
+
+
+def with_versions(config: Config) -> Config:
+    """The configuration with the versions of what will run it."""
+    versions = {"python": platform.python_version()}
+    for package in ("paceline", "torch", "numpy"):
+        versions[package] = metadata.version(package)
+    return dataclasses.replace(config, versions=versions)
+
+
+def _read_toml(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        text = resources.files("paceline.config").joinpath("default.toml").read_text()
+        return tomllib.loads(text)
+    if path.is_dir():
+        path = path / "config.toml"
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {path}: give the path of a TOML file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as text: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def _apply_change(data: dict[str, Any], change: str) -> None:
+    key, separator, text = change.partition("=")
+    parts = [part.strip() for part in key.split(".")]
+    if not separator or not all(parts):
+        raise ConfigError(f"--set {change!r} must have the form key=value, as train.epochs=3")
+    table = data
+    for part in parts[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {change!r}: {part!r} is a value, not a table of keys")
+    table[parts[-1]] = _parse_value(text.strip())
+    _drop_rival(data, key.strip())
+
+
+def _drop_rival(data: dict[str, Any], key: str) -> None:
+    """A batch given on the line replaces the other kind of batch in the file."""
+    rivals = {"workload.batch_size": "batch_per_worker", "workload.batch_per_worker": "batch_size"}
+    if key in rivals:
+        data["workload"].pop(rivals[key], None)
+
+
+def _parse_value(text: str) -> Any:
+    """A TOML value; anything that is not one is a text, so that quotes can be left out."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _check_names(config: Config) -> None:
+    name = config.optimizer.name
+    if name not in OPTIMIZERS and ":" not in name:
+        raise ConfigError(
+            f"optimizer.name = {name!r} is not one of {', '.join(OPTIMIZERS)},"
+            ' nor a reference as "module:callable"'
+        )
+    loss = config.workload.loss
+    if loss != "cross_entropy" and ":" not in loss:
+        raise ConfigError(
+            f"workload.loss = {loss!r} is not cross_entropy, nor a reference as \"module:callable\""
+        )

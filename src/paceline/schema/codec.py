@@ -1,0 +1,171 @@
+"""Dataclasses to plain data and back, with errors a person can act on.
+
+`decode(Config, {"train": {"epochs": "five"}})` says which key, which value and
+which rule; `encode` gives what JSON and TOML can hold. Nothing is ever pickled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from paceline.errors import ConfigError, RunDirectoryError, unknown_name
+
+T = TypeVar("T")
+
+_PLAIN = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def rule(
+    *, default: Any = dataclasses.MISSING, minimum: float | None = None, maximum: float | None = None
+) -> Any:
+    """A dataclass field with bounds that `decode` and `check_bounds` enforce."""
+    return dataclasses.field(default=default, metadata={"minimum": minimum, "maximum": maximum})
+
+
+@functools.cache
+def field_types(cls: type) -> dict[str, Any]:
+    """The resolved type of every field of a dataclass."""
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def encode(value: Any, *, keep_none: bool = True) -> Any:
+    """Plain data (dict, list, str, number, bool, None) for JSON, or for TOML without None."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        pairs = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+        return {k: encode(v, keep_none=keep_none) for k, v in pairs if keep_none or v is not None}
+    if isinstance(value, Mapping):
+        return {
+            str(k): encode(v, keep_none=keep_none)
+            for k, v in value.items()
+            if keep_none or v is not None
+        }
+    if isinstance(value, list | tuple):
+        return [encode(item, keep_none=keep_none) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def decode(cls: type[T], data: Any, where: str = "") -> T:
+    """Build the dataclass `cls` from plain data; `where` is the path for messages."""
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{where or 'the file'} is {data!r}, but must be a table of keys")
+    types_of = field_types(cls)
+    values = {}
+    for key, value in data.items():
+        path = f"{where}.{key}" if where else str(key)
+        if key not in types_of:
+            raise ConfigError(f"{unknown_name('key', path, _paths(where, types_of))}")
+        values[key] = _decode_value(types_of[key], value, path)
+    missing = [
+        field.name
+        for field in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if field.name not in values
+        and field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ConfigError(f"{where or 'the file'} lacks the key {missing[0]!r}")
+    result = cls(**values)
+    check_bounds(result, where)
+    return result
+
+
+def check_bounds(value: Any, where: str = "") -> None:
+    """Raise ConfigError where a field lies outside the bounds its `rule` gives."""
+    for field in dataclasses.fields(value):
+        low, high = field.metadata.get("minimum"), field.metadata.get("maximum")
+        number = getattr(value, field.name)
+        if not isinstance(number, int | float) or isinstance(number, bool):
+            continue
+        path = f"{where}.{field.name}" if where else field.name
+        # `not >=` instead of `<` so that NaN is refused too
+        if low is not None and not number >= low:
+            raise ConfigError(f"{path} = {number} is too small: it must be at least {low:g}")
+        if high is not None and not number <= high:
+            raise ConfigError(f"{path} = {number} is too large: it must be at most {high:g}")
+
+
+def _paths(where: str, names: Mapping[str, Any]) -> list[str]:
+    return [f"{where}.{name}" if where else name for name in names]
+
+
+def _decode_value(kind: Any, value: Any, path: str) -> Any:
+    origin = typing.get_origin(kind)
+    if kind is Any or kind is object:
+        return value
+    if origin is types.UnionType or origin is typing.Union:
+        return _decode_union(kind, value, path)
+    if origin is typing.Literal:
+        choices = typing.get_args(kind)
+        if value not in choices or isinstance(value, bool) != any(c is value for c in (True, False)):
+            valid = ", ".join(str(choice) for choice in choices)
+            raise ConfigError(f"{path} = {value!r} is not one of its choices: {valid}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{path} = {value!r} must be a list, as in [ ... ]")
+        item = typing.get_args(kind)[0]
+        return tuple(_decode_value(item, v, f"{path}[{i}]") for i, v in enumerate(value))
+    if origin in (dict, Mapping) or kind is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{path} = {value!r} must be a table of keys")
+        item = typing.get_args(kind)[1] if typing.get_args(kind) else object
+        return {str(k): _decode_value(item, v, f"{path}.{k}") for k, v in value.items()}
+    if dataclasses.is_dataclass(kind):
+        return decode(kind, value, path)  # type: ignore[type-var]
+    return _decode_plain(kind, value, path)
+
+
+def _decode_union(kind: Any, value: Any, path: str) -> Any:
+    options = [option for option in typing.get_args(kind) if option is not type(None)]
+    if value is None and len(options) < len(typing.get_args(kind)):
+        return None
+    if len(options) == 1:
+        return _decode_value(options[0], value, path)
+    for option in options:
+        try:
+            return _decode_value(option, value, path)
+        except ConfigError:
+            continue
+    wanted = " or ".join(_PLAIN.get(option, str(option)) for option in options)
+    raise ConfigError(f"{path} = {value!r} must be {wanted}")
+
+
+def _decode_plain(kind: Any, value: Any, path: str) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, kind) and not (kind in (int, float) and isinstance(value, bool)):
+        return value
+    raise ConfigError(f"{path} = {value!r} must be {_PLAIN.get(kind, kind.__name__)}")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write readable JSON so that a reader never sees half a file."""
+    text = json.dumps(encode(value), indent=2, allow_nan=True) + "\n"
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.write_text(text)
+    partial.replace(path)
+
+
+def read_json(cls: type[T], path: Path) -> T:
+    """Read a dataclass that `write_json` wrote, or that a person edited since."""
+    try:
+        data = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RunDirectoryError(f"{path} does not exist") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise RunDirectoryError(f"{path} is not valid JSON: {error}") from None
+    try:
+        return decode(cls, data)
+    except ConfigError as error:
+        raise RunDirectoryError(f"{path}: {error}") from None

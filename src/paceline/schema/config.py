@@ -1,0 +1,235 @@
+"""What a user asks for. Every field's docstring is what `paceline train --help` prints."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from paceline.errors import ConfigError
+from paceline.schema.codec import rule
+
+STRATEGIES = ("sequential", "threads", "replicas", "processes", "pipeline", "hybrid", "hogwild")
+OPTIMIZERS = ("sgd", "adam", "adamw")
+DEFAULT_BATCH = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What to train."""
+
+    model: str = "mnist_cnn"
+    """A model's name (`paceline models`), or your own: "package.module:callable" or "file.py:callable"."""
+    model_options: dict[str, object] = field(default_factory=dict)
+    """Options of the model, such as { dropout = 0.2 } or { stem = "small" }."""
+    classes: int | None = rule(default=None, minimum=2)
+    """How many classes the model tells apart; the data's own number when left out."""
+    weights: str | None = None
+    """A safetensors or torch file to start from; torchvision's parameter names fit."""
+    head: Literal["keep", "replace"] = "keep"
+    """With `weights`: "replace" starts with a new last layer when the classes differ."""
+    freeze: bool = False
+    """Train only the last layer and leave the rest of the model as it is."""
+    data: str = "digits"
+    """A data set's name (`paceline data`), a folder of class folders, or your own "module:callable"."""
+    batch_size: int | None = rule(default=None, minimum=1)
+    """Samples per update over all machines; 128 when neither this nor batch_per_worker is given."""
+    batch_per_worker: int | None = rule(default=None, minimum=1)
+    """Samples per update and worker (weak scaling), instead of batch_size."""
+    loss: str = "cross_entropy"
+    """"cross_entropy" or your own "module:callable": (outputs, targets) -> mean over the samples."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_per_worker is not None:
+            raise ConfigError(
+                f"workload.batch_size = {self.batch_size} and workload.batch_per_worker ="
+                f" {self.batch_per_worker} exclude each other: leave one out"
+            )
+        if self.head == "replace" and self.weights is None:
+            raise ConfigError("workload.head = 'replace' needs workload.weights to replace it in")
+
+    def global_batch(self, workers: int) -> int:
+        """Samples per update over all workers."""
+        if self.batch_per_worker is not None:
+            return self.batch_per_worker * workers
+        return self.batch_size or DEFAULT_BATCH
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Where the data lies and how it is read."""
+
+    root: str | None = None
+    """Folder that holds the data sets; PACELINE_DATA when left out."""
+    image_size: int | None = rule(default=None, minimum=8)
+    """Height and width that images are scaled to; the model's own when left out."""
+    limit: int | None = rule(default=None, minimum=1)
+    """Use only this many samples of each split."""
+    validation: float = rule(default=0.2, minimum=0.0, maximum=0.9)
+    """Part of the data that is kept for testing where the data set has no split of its own."""
+    augment: bool = True
+    """Random horizontal flips for photographs in training."""
+    cache: str | None = None
+    """Folder for decoded images; the user's cache folder when left out."""
+    workers: int | None = rule(default=None, minimum=1)
+    """Threads that read and decode; as many as there are cores when left out."""
+    options: dict[str, object] = field(default_factory=dict)
+    """Options of the data set, such as { shape = [3, 32, 32] } for synthetic."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """How weights follow gradients."""
+
+    name: str = "adam"
+    """sgd, adam, adamw, or your own "module:callable": (parameters, learning_rate) -> optimizer."""
+    learning_rate: float = rule(default=0.001, minimum=0.0)
+    """Rate at the reference batch."""
+    reference_batch: int | None = rule(default=None, minimum=1)
+    """The rate grows in proportion to batch / reference_batch; no scaling when left out."""
+    scaling: Literal["linear", "sqrt"] = "linear"
+    """How the rate grows with the batch when reference_batch is given."""
+    momentum: float = rule(default=0.0, minimum=0.0, maximum=1.0)
+    """Momentum of sgd."""
+    nesterov: bool = False
+    """Nesterov momentum for sgd."""
+    weight_decay: float = rule(default=0.0, minimum=0.0)
+    """Weight decay."""
+    schedule: Literal["constant", "linear", "cosine", "step"] = "constant"
+    """How the rate falls after the warm-up."""
+    warmup: float = rule(default=0.0, minimum=0.0, maximum=1.0)
+    """Part of all updates over which the rate rises from near zero."""
+    step_every: float = rule(default=0.3, minimum=0.001, maximum=1.0)
+    """With schedule = "step": part of all updates between two falls."""
+    step_factor: float = rule(default=0.1, minimum=0.0, maximum=1.0)
+    """With schedule = "step": what the rate is multiplied with at each fall."""
+    clip_norm: float | None = rule(default=None, minimum=0.0)
+    """Largest norm of the whole gradient; longer ones are shortened to it."""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.learning_rate) or self.learning_rate <= 0:
+            raise ConfigError(
+                f"optimizer.learning_rate = {self.learning_rate} must be a finite number above 0"
+            )
+        if self.clip_norm is not None and self.clip_norm <= 0:
+            raise ConfigError(f"optimizer.clip_norm = {self.clip_norm} must be above 0")
+        if self.name != "sgd" and (self.momentum or self.nesterov):
+            raise ConfigError(
+                f"optimizer.momentum and nesterov belong to sgd, not to {self.name!r}: leave them out"
+            )
+        if self.nesterov and not self.momentum:
+            raise ConfigError("optimizer.nesterov = true needs optimizer.momentum above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Until:
+    """When to stop before the last epoch."""
+
+    accuracy: float | None = rule(default=None, minimum=0.0, maximum=1.0)
+    """Stop when the test accuracy reaches this (0 to 1)."""
+    patience: int | None = rule(default=None, minimum=1)
+    """Stop when the test accuracy has not improved for this many epochs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """How long, on what, and how often it is saved."""
+
+    epochs: int = rule(default=5, minimum=1)
+    """Passes over the training data."""
+    steps: int | None = rule(default=None, minimum=1)
+    """Stop after this many updates, whatever `epochs` says."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """"auto" takes CUDA where there is one, else the CPU."""
+    until: Until = field(default_factory=Until)
+    """When to stop early."""
+    evaluate_every: int = rule(default=1, minimum=1)
+    """Epochs between two evaluations; the last epoch is always evaluated."""
+    checkpoint_every: int | None = rule(default=None, minimum=1)
+    """Updates between two checkpoints; one is always written at the end of an epoch."""
+    keep: int = rule(default=2, minimum=1)
+    """How many of the newest checkpoints are kept, besides the best one."""
+    deterministic: bool = True
+    """Use only operations that give the same result every time."""
+    deadline: float = rule(default=60.0, minimum=1.0)
+    """Seconds that ranks wait for a rank that does not arrive before the run is ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numerics:
+    """Precision and layout: speed that may change results."""
+
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """"auto" is fp32 unless `allow` has bf16 and the race finds it faster."""
+    memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
+    """Layout of images in memory; exact either way."""
+    compile: bool = False
+    """Compile the model with torch.compile (needs a C++ compiler; slow to start)."""
+    allow: tuple[Literal["bf16"], ...] = ()
+    """Settings that change results and that the race may choose all the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSettings:
+    """How each machine uses its own cores."""
+
+    strategy: Literal[
+        "auto",
+        "sequential",
+        "threads",
+        "replicas",
+        "processes",
+        "pipeline",
+        "hybrid",
+        "hogwild",
+    ] = "auto"
+    """"auto" lets a short race decide; hogwild is never chosen unless named here."""
+    processes: int | None = rule(default=None, minimum=1)
+    """For processes and hogwild: how many; one per core when left out."""
+    threads: int | None = rule(default=None, minimum=1)
+    """Threads of each process; cores divided by processes when left out."""
+    replicas: int | None = rule(default=None, minimum=1)
+    """For replicas (threads) and hybrid (rows of stages): how many copies of the model."""
+    stages: int | None = rule(default=None, minimum=1)
+    """For pipeline and hybrid: how many parts the model is cut into."""
+    micro_batches: int | None = rule(default=None, minimum=1)
+    """For pipeline and hybrid: parts of the batch in flight; 1 is pure model parallel."""
+    schedule: Literal["gpipe", "1f1b"] = "gpipe"
+    """For pipeline and hybrid: order of forward and backward."""
+    split_at: tuple[str, ...] = ()
+    """For pipeline and hybrid: names of the layers that each later stage begins with."""
+    sync: Literal["auto", "shared", "ddp"] = "auto"
+    """For processes: sum gradients in shared memory, or with DistributedDataParallel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeSettings:
+    """How machines agree on the weights."""
+
+    kind: Literal["auto", "allreduce"] = "auto"
+    """How nodes agree; more kinds arrive with the engines that join machines."""
+    partition: Literal["auto", "none"] = "auto"
+    """Which layers are split over nodes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that one run was asked to do."""
+
+    name: str = "run"
+    """Name of the run; part of its directory's name."""
+    seed: int = rule(default=0, minimum=0)
+    """Every random choice follows from it: weights, shuffling, augmentation, dropout."""
+    workload: Workload = field(default_factory=Workload)
+    data: Data = field(default_factory=Data)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    train: Train = field(default_factory=Train)
+    numerics: Numerics = field(default_factory=Numerics)
+    local: LocalSettings = field(default_factory=LocalSettings)
+    exchange: ExchangeSettings = field(default_factory=ExchangeSettings)
+    versions: dict[str, str] = field(default_factory=dict)
+    """What the run was made with; written by Paceline."""
+
+    def __post_init__(self) -> None:
+        if not self.name or any(character in self.name for character in "/\\\0\n"):
+            raise ConfigError(f"name = {self.name!r} must be a plain word: it names a directory")

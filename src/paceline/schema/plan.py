@@ -1,0 +1,70 @@
+"""The plan: frozen data that says who does what, why, and what was rejected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from paceline.schema.codec import rule
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodePlan:
+    """What one node does."""
+
+    host: str = "localhost"
+    strategy: str = "sequential"
+    share: float = rule(default=1.0, minimum=0.0)
+    """Part of every global batch that this node takes, in proportion to the others' shares."""
+    processes: int = rule(default=1, minimum=1)
+    threads: int = rule(default=1, minimum=1)
+    replicas: int = rule(default=1, minimum=1)
+    stages: int = rule(default=1, minimum=1)
+    micro_batches: int = rule(default=1, minimum=1)
+    schedule: Literal["gpipe", "1f1b"] = "gpipe"
+    split_at: tuple[str, ...] = ()
+    sync: Literal["shared", "ddp"] = "shared"
+    cores: tuple[int, ...] = ()
+    """Cores that the node's ranks are pinned to, in order; all visible ones when empty."""
+
+    @property
+    def ranks(self) -> int:
+        """How many processes this node runs."""
+        if self.strategy in ("processes", "hogwild"):
+            return self.processes
+        if self.strategy in ("pipeline", "hybrid"):
+            return self.replicas * self.stages
+        return 1
+
+    @property
+    def workers(self) -> int:
+        """How many disjoint parts of the node's share are worked on by ranks of their own."""
+        return self.ranks // self.stages if self.strategy in ("pipeline", "hybrid") else self.ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejected:
+    """An option that was not taken."""
+
+    option: str
+    images_per_second: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How to train: written to plan.json, editable by hand, run exactly as it stands."""
+
+    format: int = FORMAT
+    nodes: tuple[NodePlan, ...] = (NodePlan(),)
+    exchange: str = "allreduce"
+    partition: str = "none"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    memory_format: Literal["contiguous", "channels_last"] = "contiguous"
+    compile: bool = False
+    batch_size: int = rule(default=128, minimum=1)
+    reason: str = ""
+    predicted: dict[str, float] = field(default_factory=dict)
+    rejected: tuple[Rejected, ...] = ()
