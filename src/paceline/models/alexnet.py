@@ -1,0 +1,51 @@
+"""AlexNet in its one-tower form, with torchvision's parameter names and shapes."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["AlexNet", "alexnet"]
+
+
+class AlexNet(nn.Module):
+    """Five convolutions and three dense layers, which hold most of the weights."""
+
+    def __init__(self, *, classes: int, channels: int, dropout: float) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(channels, 64, kernel_size=11, stride=4, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(kernel_size=3, stride=2),
+            nn.Conv2d(64, 192, kernel_size=5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(kernel_size=3, stride=2),
+            nn.Conv2d(192, 384, kernel_size=3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(384, 256, kernel_size=3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(256, 256, kernel_size=3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(kernel_size=3, stride=2),
+        )
+        self.avgpool = nn.AdaptiveAvgPool2d((6, 6))
+        self.classifier = nn.Sequential(
+            nn.Dropout(dropout),
+            nn.Linear(256 * 6 * 6, 4096),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(4096, 4096),
+            nn.ReLU(),
+            nn.Linear(4096, classes),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        pooled = self.avgpool(self.features(images))
+        return cast(Tensor, self.classifier(torch.flatten(pooled, 1)))
+
+
+def alexnet(*, classes: int = 1000, channels: int = 3, dropout: float = 0.5) -> nn.Module:
+    """AlexNet: 61,100,840 parameters at 1000 classes."""
+    return AlexNet(classes=classes, channels=channels, dropout=dropout)

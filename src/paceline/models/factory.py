@@ -1,0 +1,142 @@
+"""Builds a model from its name or from a reference to the user's own code."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from paceline import references
+from paceline.errors import ModelError, PacelineError, unknown_name
+from paceline.models.registry import ModelSpec, spec
+
+__all__ = ["build"]
+
+
+def build(
+    name_or_reference: str,
+    *,
+    classes: int,
+    channels: int,
+    options: dict[str, object],
+    image_size: int | None,
+) -> nn.Module:
+    """See `paceline.models.build`."""
+    sizes: dict[str, int | None] = {
+        "classes": classes,
+        "channels": channels,
+        "image_size": image_size,
+    }
+    for key, value in sizes.items():
+        if value is not None and value < 1:
+            raise ModelError(f"{key} = {value}: must be 1 or more")
+    if references.is_reference(name_or_reference):
+        given = {key: value for key, value in sizes.items() if value is not None}
+        return _build_own(name_or_reference, given, options)
+    model = spec(name_or_reference)
+    size = _checked_size(model, image_size)
+    _check_options(model, options)
+    module_name, _, attribute = model.factory.partition(":")
+    factory: Callable[..., nn.Module] = getattr(
+        importlib.import_module(f"paceline.models.{module_name}"), attribute
+    )
+    sized = {"image_size": size} if model.sized else {}
+    return factory(classes=classes, channels=channels, **sized, **options)
+
+
+def _checked_size(model: ModelSpec, image_size: int | None) -> int:
+    if image_size is None:
+        return model.input_size
+    if image_size < model.minimum_size:
+        raise ModelError(
+            f"image size {image_size} is too small for {model.name}, which needs at least"
+            f" {model.minimum_size}: set data.image_size to {model.minimum_size} or more"
+            f" ({model.input_size} is what it was made for)"
+        )
+    return image_size
+
+
+def _check_options(model: ModelSpec, options: dict[str, object]) -> None:
+    for key, value in options.items():
+        if key not in model.options:
+            if not model.options:
+                raise ModelError(f"model {model.name} has no options: remove {key!r}")
+            raise ModelError(unknown_name(f"option of {model.name}", key, model.options))
+        if key == "dropout" and not _is_rate(value):
+            raise ModelError(f"dropout = {value!r}: must be a number from 0 to below 1")
+        if key == "stem" and value not in ("imagenet", "small"):
+            raise ModelError(f"stem = {value!r}: must be 'imagenet' or 'small'")
+
+
+def _is_rate(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1
+
+
+def _build_own(reference: str, given: dict[str, int], options: dict[str, object]) -> nn.Module:
+    factory = references.resolve(reference, "model")
+    if isinstance(factory, nn.Module):
+        raise ModelError(
+            f"model {reference!r} is a finished module, shared by all who use it;"
+            " name a function or a class that makes a new one"
+        )
+    arguments = _accepted(factory, reference, given, options)
+    try:
+        module = factory(**arguments)
+    except PacelineError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(
+            f"model {reference!r}: calling it with {_listed(arguments)} raised"
+            f" {type(error).__name__}: {reason}; correct it or its options"
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise ModelError(
+            f"model {reference!r} returned a {type(module).__name__}: it must return a"
+            " torch.nn.Module"
+        )
+    return module
+
+
+def _accepted(
+    factory: Callable[..., Any],
+    reference: str,
+    given: dict[str, int],
+    options: dict[str, object],
+) -> dict[str, object]:
+    """The arguments that the factory's signature takes."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return {**given, **options}
+    by_name = {
+        each.name: each
+        for each in parameters
+        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+    }
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    for key in options:
+        if key not in by_name and not takes_any:
+            raise ModelError(unknown_name(f"option of model {reference!r}:", key, by_name))
+    offered = {key: value for key, value in given.items() if takes_any or key in by_name}
+    arguments: dict[str, object] = {**offered, **options}
+    missing = [
+        each.name
+        for each in parameters
+        if each.default is each.empty
+        and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        and each.name not in arguments
+    ]
+    if missing:
+        raise ModelError(
+            f"model {reference!r} needs an argument {missing[0]!r}: give it as an option of the"
+            " model, or give it a default"
+        )
+    return arguments
+
+
+def _listed(arguments: dict[str, object]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "no arguments"

@@ -1,0 +1,163 @@
+"""What models there are: a table that costs nothing to read (no torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from paceline.errors import ModelError, unknown_name
+
+__all__ = ["ModelSpec", "names", "spec"]
+
+_DROPOUT = "share of activations dropped before the dense layers while training, 0 to below 1"
+_STEM = "'imagenet' (7x7 stride 2, then max-pool) or 'small' (3x3 stride 1, no max-pool: for 28x28)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """One model that Paceline brings."""
+
+    name: str
+    summary: str
+    """One line for the table of models."""
+    factory: str
+    """`module:callable` below `paceline.models`, imported when the model is built."""
+    input_size: int
+    """Height and width the model was made for."""
+    minimum_size: int
+    """Smallest height and width that leave at least one pixel after the last pooling."""
+    channels: int
+    classes: int
+    published_parameters: int
+    """Number of parameters at the default channels, classes, size and options."""
+    options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Option name -> one line about it."""
+    sized: bool = False
+    """Whether the dense layers are built for one image size."""
+
+    @property
+    def megabytes(self) -> float:
+        """Size of the parameters in fp32, in units of 10^6 bytes."""
+        return self.published_parameters * 4 / 1e6
+
+
+def _imagenet(
+    name: str, summary: str, factory: str, parameters: int, minimum: int, options: dict[str, str]
+) -> ModelSpec:
+    return ModelSpec(
+        name=name,
+        summary=summary,
+        factory=factory,
+        input_size=224,
+        minimum_size=minimum,
+        channels=3,
+        classes=1000,
+        published_parameters=parameters,
+        options=MappingProxyType(options),
+    )
+
+
+_SPECS: dict[str, ModelSpec] = {
+    each.name: each
+    for each in (
+        ModelSpec(
+            name="mnist_cnn",
+            summary="three convolutions and three dense layers: the network of the MNIST study",
+            factory="cnn:mnist_cnn",
+            input_size=28,
+            minimum_size=22,
+            channels=1,
+            classes=10,
+            published_parameters=690_590,
+            options=MappingProxyType({"dropout": _DROPOUT}),
+            sized=True,
+        ),
+        ModelSpec(
+            name="shallow_cnn",
+            summary="two convolutions and two dense layers (800 -> 500 -> classes)",
+            factory="cnn:shallow_cnn",
+            input_size=28,
+            minimum_size=16,
+            channels=1,
+            classes=10,
+            published_parameters=431_080,
+            sized=True,
+        ),
+        _imagenet(
+            "alexnet",
+            "five convolutions, three large dense layers (one-tower form, as torchvision's)",
+            "alexnet:alexnet",
+            61_100_840,
+            63,
+            {"dropout": _DROPOUT},
+        ),
+        _imagenet(
+            "vgg16",
+            "thirteen 3x3 convolutions and three large dense layers",
+            "vgg:vgg16",
+            138_357_544,
+            32,
+            {"dropout": _DROPOUT},
+        ),
+        _imagenet(
+            "vgg19",
+            "sixteen 3x3 convolutions and three large dense layers",
+            "vgg:vgg19",
+            143_667_240,
+            32,
+            {"dropout": _DROPOUT},
+        ),
+        _imagenet(
+            "resnet18",
+            "residual network of 18 layers, basic blocks",
+            "resnet:resnet18",
+            11_689_512,
+            1,
+            {"stem": _STEM},
+        ),
+        _imagenet(
+            "resnet34",
+            "residual network of 34 layers, basic blocks",
+            "resnet:resnet34",
+            21_797_672,
+            1,
+            {"stem": _STEM},
+        ),
+        _imagenet(
+            "resnet50",
+            "residual network of 50 layers, bottleneck blocks",
+            "resnet:resnet50",
+            25_557_032,
+            1,
+            {"stem": _STEM},
+        ),
+        _imagenet(
+            "resnet152",
+            "residual network of 152 layers, bottleneck blocks",
+            "resnet:resnet152",
+            60_192_808,
+            1,
+            {"stem": _STEM},
+        ),
+    )
+}
+
+
+def names() -> list[str]:
+    """The names of the models that Paceline brings, small ones first."""
+    return list(_SPECS)
+
+
+def spec(name: str) -> ModelSpec:
+    """What is known about a model without building it.
+
+    >>> spec("alexnet").published_parameters
+    61100840
+    """
+    if name not in _SPECS:
+        raise ModelError(
+            f"{unknown_name('model', name, _SPECS)}; for one of your own write"
+            " 'package.module:callable' or 'path/to/file.py:callable'"
+        )
+    return _SPECS[name]

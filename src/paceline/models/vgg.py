@@ -1,0 +1,65 @@
+"""VGG16 and VGG19, with torchvision's parameter names, shapes and initialisation."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["VGG", "vgg16", "vgg19"]
+
+_WIDTHS = (64, 128, 256, 512, 512)
+
+
+class VGG(nn.Module):
+    """Five blocks of 3x3 convolutions, each ended by a max-pool, then three dense layers."""
+
+    def __init__(
+        self, depths: tuple[int, ...], *, classes: int, channels: int, dropout: float
+    ) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        inputs = channels
+        for depth, width in zip(depths, _WIDTHS, strict=True):
+            for _ in range(depth):
+                layers += [nn.Conv2d(inputs, width, kernel_size=3, padding=1), nn.ReLU()]
+                inputs = width
+            layers.append(nn.MaxPool2d(kernel_size=2, stride=2))
+        self.features = nn.Sequential(*layers)
+        self.avgpool = nn.AdaptiveAvgPool2d((7, 7))
+        self.classifier = nn.Sequential(
+            nn.Linear(512 * 7 * 7, 4096),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(4096, 4096),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(4096, classes),
+        )
+        for module in self.modules():
+            _initialise(module)
+
+    def forward(self, images: Tensor) -> Tensor:
+        pooled = self.avgpool(self.features(images))
+        return cast(Tensor, self.classifier(torch.flatten(pooled, 1)))
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Conv2d):
+        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        assert module.bias is not None
+        nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, 0.0, 0.01)
+        nn.init.zeros_(module.bias)
+
+
+def vgg16(*, classes: int = 1000, channels: int = 3, dropout: float = 0.5) -> nn.Module:
+    """VGG16: 138,357,544 parameters at 1000 classes."""
+    return VGG((2, 2, 3, 3, 3), classes=classes, channels=channels, dropout=dropout)
+
+
+def vgg19(*, classes: int = 1000, channels: int = 3, dropout: float = 0.5) -> nn.Module:
+    """VGG19: 143,667,240 parameters at 1000 classes."""
+    return VGG((2, 2, 4, 4, 4), classes=classes, channels=channels, dropout=dropout)

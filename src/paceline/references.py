@@ -1,0 +1,163 @@
+"""Names of the user's own code: `package.module:callable` or `path/to/file.py:callable`.
+
+A model, a data set, a loss or an optimizer of one's own is named in the
+configuration by such a reference. Python code is executed only because the user
+named it; nothing is ever executed from data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from paceline.errors import ConfigError
+
+__all__ = ["is_reference", "resolve"]
+
+_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+# Two threads that resolve the same file must get the same module.
+_LOADING = threading.RLock()
+
+
+def is_reference(text: str) -> bool:
+    """Whether `text` names a callable of the user's own rather than something built in.
+
+    >>> is_reference("my_package.nets:build"), is_reference("nets/small.py:Small")
+    (True, True)
+    >>> is_reference("alexnet"), is_reference("some/folder")
+    (False, False)
+    """
+    place, colon, attribute = text.rpartition(":")
+    if not colon or not _DOTTED.fullmatch(attribute):
+        return False
+    return _is_file(place) or _DOTTED.fullmatch(place) is not None
+
+
+def resolve(reference: str, what: str) -> Callable[..., Any]:
+    """The callable that `reference` names; `what` ("model", "loss") is for messages.
+
+    A file is read relative to the current directory. Modules next to it, and
+    modules in the current directory, can be imported.
+
+    >>> resolve("collections:OrderedDict", "model")()
+    OrderedDict()
+    """
+    if not is_reference(reference):
+        raise ConfigError(
+            f"{what} {reference!r} is not a reference: write 'package.module:callable'"
+            " or 'path/to/file.py:callable'"
+        )
+    place, _, attribute = reference.rpartition(":")
+    subject = f"{what} {reference!r}"
+    with _LOADING:
+        module = _load_file(place, subject) if _is_file(place) else _load_module(place, subject)
+    found: Any = module
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise ConfigError(f"{subject}: {place} has no {attribute!r};{_offer(module)}") from None
+    if not callable(found):
+        raise ConfigError(
+            f"{subject}: {attribute!r} is a {type(found).__name__}, not callable;"
+            " name a function or a class"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _is_file(place: str) -> bool:
+    return place.endswith(".py") and len(place) > len(".py")
+
+
+def _offer(module: ModuleType) -> str:
+    """The callables that the module defines itself, as a remedy."""
+    own = sorted(
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and callable(value)
+        and getattr(value, "__module__", None) == module.__name__
+    )
+    return f" it defines {', '.join(own[:10])}" if own else " it defines no function or class"
+
+
+def _load_module(name: str, subject: str) -> ModuleType:
+    with _importable(Path.cwd()):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            # Only the named module or a package above it: what the module itself
+            # fails to import is another mistake and gets another sentence.
+            if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+                raise ConfigError(
+                    f"{subject}: there is no module {error.name!r}; install it, start from the"
+                    " folder that holds it, or write 'path/to/file.py:callable'"
+                ) from error
+            raise _import_failed(name, subject, error) from error
+        except (Exception, SystemExit) as error:
+            raise _import_failed(name, subject, error) from error
+
+
+def _load_file(place: str, subject: str) -> ModuleType:
+    path = Path(place).expanduser().resolve()
+    if not path.is_file():
+        raise ConfigError(
+            f"{subject}: there is no file {str(path)!r}; give a path from the current folder"
+            " or an absolute one"
+        )
+    # Stable, so that the same file is the same module in every worker.
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
+    stem = re.sub(r"\W", "_", path.stem)
+    name = f"paceline_user_{stem}_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    file_spec = importlib.util.spec_from_file_location(name, path)
+    assert file_spec is not None
+    assert file_spec.loader is not None
+    module = importlib.util.module_from_spec(file_spec)
+    sys.modules[name] = module
+    with _importable(path.parent):
+        try:
+            file_spec.loader.exec_module(module)
+        except (Exception, SystemExit) as error:
+            del sys.modules[name]
+            raise _import_failed(place, subject, error) from error
+    return module
+
+
+def _import_failed(place: str, subject: str, error: BaseException) -> ConfigError:
+    text = " ".join(str(error).split()) or "no message"
+    return ConfigError(
+        f"{subject}: importing {place} failed with {type(error).__name__}: {text};"
+        " correct that file or install what it needs"
+    )
+
+
+@contextlib.contextmanager
+def _importable(directory: Path) -> Iterator[None]:
+    """Look in `directory` first during the import, and last ever after.
+
+    First, so that the user's own modules are found as from a script; last
+    afterwards, so that what they import later still works while a file named
+    like a library cannot hide that library from the rest of the run.
+    """
+    entry = str(directory)
+    present = entry in sys.path
+    sys.path.insert(0, entry)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(entry)
+        if not present:
+            sys.path.append(entry)
