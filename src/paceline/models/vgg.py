@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-__all__ = ["VGG", "vgg16", "vgg19"]
+__all__ = ["VGG", "initialise", "vgg16", "vgg19"]
 
 _WIDTHS = (64, 128, 256, 512, 512)
 
@@ -38,14 +38,15 @@ class VGG(nn.Module):
             nn.Linear(4096, classes),
         )
         for module in self.modules():
-            _initialise(module)
+            initialise(module)
 
     def forward(self, images: Tensor) -> Tensor:
         pooled = self.avgpool(self.features(images))
         return cast(Tensor, self.classifier(torch.flatten(pooled, 1)))
 
 
-def _initialise(module: nn.Module) -> None:
+def initialise(module: nn.Module) -> None:
+    """Give one layer the first weights that torchvision gives it."""
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         assert module.bias is not None
