@@ -1,1 +1,37 @@
-"""local."""
+"""Local strategies: how one node uses its own cores. One file each, one registry."""
+
+from __future__ import annotations
+
+import importlib
+
+from paceline.errors import StrategyError, unknown_name
+from paceline.local.base import Job, LocalStrategy, StepResult
+
+# name -> module:class; imported only when used
+REGISTRY: dict[str, str] = {
+    "sequential": "paceline.local.single:Sequential",
+    "threads": "paceline.local.single:Threads",
+}
+
+
+def names() -> list[str]:
+    """The names of all local strategies."""
+    return list(REGISTRY)
+
+
+def strategy_class(name: str) -> type[LocalStrategy]:
+    """The class of a local strategy by its name."""
+    if name not in REGISTRY:
+        raise StrategyError(unknown_name("local strategy", name, REGISTRY))
+    module, _, attribute = REGISTRY[name].partition(":")
+    found = getattr(importlib.import_module(module), attribute)
+    assert issubclass(found, LocalStrategy)
+    return found
+
+
+def build(job: Job) -> LocalStrategy:
+    """The strategy that the job's node plan names, built on this rank."""
+    return strategy_class(job.node.strategy)(job)
+
+
+__all__ = ["Job", "LocalStrategy", "StepResult", "build", "names", "strategy_class"]

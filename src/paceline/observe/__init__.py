@@ -1,1 +1,1 @@
-"""observe."""
+"""What happened, written down while it happens."""

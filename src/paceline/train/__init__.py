@@ -1,1 +1,1 @@
-"""train."""
+"""The training stage: from a plan to weights."""

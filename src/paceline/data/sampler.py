@@ -1,0 +1,81 @@
+"""Which samples each worker takes in each update: pure arithmetic on one seed.
+
+Nothing is kept between calls but a cache, so a position in the middle of an
+epoch is just the pair (epoch, step), and any worker can be asked for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.errors import ConfigError
+
+
+def apportion(count: int, shares: Sequence[float]) -> list[int]:
+    """Split `count` samples in proportion to shares, by largest remainder.
+
+    The parts add up to `count`; a share of 0 gets nothing; equal shares differ
+    by at most one, the first ones getting the odd samples.
+
+    >>> apportion(10, [2, 1])
+    [7, 3]
+    >>> apportion(128, [20, 1])
+    [122, 6]
+    """
+    total = math.fsum(shares)
+    if not shares or total <= 0 or any(share < 0 or not math.isfinite(share) for share in shares):
+        raise ConfigError(f"shares {list(shares)} must be numbers of at least 0, one of them above 0")
+    exact = [count * share / total for share in shares]
+    parts = [math.floor(value + 1e-9) for value in exact]
+    order = sorted(range(len(shares)), key=lambda i: (parts[i] - exact[i], i))
+    for i in order[: count - sum(parts)]:
+        parts[i] += 1
+    return parts
+
+
+class GlobalSampler:
+    """The global shuffle: one permutation per epoch, cut into global batches.
+
+    >>> sampler = GlobalSampler(samples=5, batch_size=2, seed=0)
+    >>> sampler.steps_per_epoch
+    3
+    >>> sorted(i for step in range(3) for i in sampler.batch(0, step).tolist())
+    [0, 1, 2, 3, 4]
+    """
+
+    def __init__(self, *, samples: int, batch_size: int, seed: int) -> None:
+        if samples < 1:
+            raise ConfigError(f"{samples} samples cannot be trained on: at least 1 is needed")
+        self.samples = samples
+        self.batch_size = min(batch_size, samples)
+        self.seed = seed
+        self._epoch = -1
+        self._order = np.empty(0, dtype=np.int64)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Updates per epoch; the last one may have fewer samples."""
+        return -(-self.samples // self.batch_size)
+
+    def order(self, epoch: int) -> np.ndarray:
+        """All samples in the order of this epoch."""
+        if epoch != self._epoch:
+            generator = np.random.default_rng([self.seed, epoch])
+            self._order = generator.permutation(self.samples)
+            self._epoch = epoch
+        return self._order
+
+    def batch(self, epoch: int, step: int) -> np.ndarray:
+        """The samples of one global batch."""
+        start = step * self.batch_size
+        return self.order(epoch)[start : start + self.batch_size]
+
+    def part(self, epoch: int, step: int, shares: Sequence[float], worker: int) -> np.ndarray:
+        """The samples of one global batch that one worker takes."""
+        batch = self.batch(epoch, step)
+        sizes = apportion(len(batch), shares)
+        start = sum(sizes[:worker])
+        return batch[start : start + sizes[worker]]

@@ -1,0 +1,190 @@
+"""What every local strategy is: one way for a node to turn samples into an update."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import nn
+
+from paceline.schema import NodePlan, RankContext
+
+if TYPE_CHECKING:
+    from paceline.local.board import Arena, Board
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+OptimizerFactory = Callable[[Iterable[Any]], torch.optim.Optimizer]
+# name of a parameter -> name of a state entry -> its value (tensors as large as the parameter,
+# or numbers): the same whatever strategy made it, so that any other can go on from it
+OptimizerState = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a strategy needs to build itself on one rank."""
+
+    build_model: Callable[[], nn.Module]
+    """A fresh model; the same weights on every rank and every call."""
+    loss: Loss
+    """(outputs, targets) -> the mean over the samples."""
+    build_optimizer: OptimizerFactory
+    elementwise: bool
+    """The optimizer treats every weight by itself, so that tensors can be cut into pieces."""
+    node: NodePlan
+    context: RankContext = field(default_factory=RankContext)
+    precision: str = "fp32"
+    memory_format: str = "contiguous"
+    compile: bool = False
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    clip_norm: float | None = None
+    seed: int = 0
+    sample_shape: tuple[int, ...] = ()
+    batch_size: int = 1
+    """Samples per global batch, the last and smaller one of an epoch aside."""
+    board: Board | None = None
+    """Shared by the ranks of a node; None when there is only one."""
+    arena: Arena | None = None
+    """Where ranks of a node share weights and gradients; None when there is only one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What one update did on this rank."""
+
+    loss_sum: float
+    """Sum of the losses of the samples whose loss this rank computed."""
+    correct: int
+    samples: int
+    """Samples whose loss this rank computed; 0 on ranks that compute none."""
+
+
+class LocalStrategy(ABC):
+    """One rank's part of one node's way to train.
+
+    The gradient of an update is exactly that of the mean loss over the global
+    batch, however the batch is divided: each part's mean is weighted with its
+    samples over all samples.
+    """
+
+    name: ClassVar[str]
+    synchronous: ClassVar[bool] = True
+    summary: ClassVar[str] = ""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.device = job.device
+
+    @property
+    def worker(self) -> int:
+        """Which part of the node's share this rank feeds on."""
+        return 0
+
+    @property
+    def workers(self) -> int:
+        """Into how many parts the node's share is divided among ranks."""
+        return 1
+
+    @property
+    def reads_inputs(self) -> bool:
+        """False on ranks that get their inputs from another rank."""
+        return True
+
+    @abstractmethod
+    def update(self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int) -> StepResult:
+        """One update from this rank's samples out of a global batch of `total`."""
+
+    @property
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """The whole model with the current weights, to evaluate and to save."""
+
+    @abstractmethod
+    def set_rate(self, rate: float) -> None:
+        """The learning rate from now on."""
+
+    @abstractmethod
+    def optimizer_state(self) -> OptimizerState:
+        """The whole optimizer state, whole tensors; every rank of the node calls it."""
+
+    @abstractmethod
+    def load_optimizer_state(self, state: OptimizerState) -> None:
+        """Go on from a state that any strategy saved."""
+
+    def load_weights(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Go on from saved weights and buffers; every rank of the node calls it."""
+        self.model.load_state_dict(tensors)
+
+    def prepare_evaluation(self) -> None:  # noqa: B027 - one copy of the model needs none
+        """Make `model` whole and the same on every rank; every rank of the node calls it."""
+
+    def close(self) -> None:  # noqa: B027 - most strategies hold nothing
+        """Give back what is held outside this process."""
+
+
+def autocast(job: Job) -> contextlib.AbstractContextManager[Any]:
+    """The context in which the forward pass runs."""
+    if job.precision == "bf16":
+        return torch.autocast(job.device.type, dtype=torch.bfloat16)
+    return contextlib.nullcontext()
+
+
+def full_precision(outputs: torch.Tensor) -> torch.Tensor:
+    """Outputs as the loss takes them: a loss summed in bf16 would lose most of its digits."""
+    return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+
+
+def layout(job: Job, tensor: torch.Tensor) -> torch.Tensor:
+    """Inputs on the device, in the memory format of the plan."""
+    if job.memory_format == "channels_last" and tensor.dim() == 4:
+        return tensor.to(job.device, memory_format=torch.channels_last)
+    return tensor.to(job.device)
+
+
+def prepare_model(job: Job) -> nn.Module:
+    """The model on its device, in its memory format, in training mode."""
+    model = job.build_model().to(job.device)
+    if job.memory_format == "channels_last":
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model.train()
+
+
+def seed_step(seed: int, step: int, worker: int) -> None:
+    """Random numbers (dropout) that depend only on where we are, so a resumed run repeats them."""
+    torch.default_generator.manual_seed(step_seed(seed, step, worker))
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(step_seed(seed, step, worker))
+
+
+def step_seed(seed: int, step: int, worker: int) -> int:
+    """A different number for every update of every worker (SplitMix64 of the three)."""
+    value = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + worker * 0x94D049BB133111EB) % 2**64
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
+    return (value ^ (value >> 31)) % 2**63
+
+
+def count_correct(outputs: torch.Tensor, targets: torch.Tensor) -> int:
+    """How many samples the model got right; 0 where outputs are not scores of classes."""
+    if outputs.dim() != 2 or targets.dim() != 1 or targets.is_floating_point():
+        return 0
+    return int((outputs.detach().argmax(dim=1) == targets).sum().item())
+
+
+def mean_loss_part(loss: torch.Tensor, count: int, total: int) -> torch.Tensor:
+    """This part's contribution to the mean over the global batch."""
+    return loss if count == total else loss * (count / total)
+
+
+def gradient_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """The norm of all gradients as one vector."""
+    return torch.nn.utils.get_total_norm(gradients)
+
+
+def clip_gradients(parameters: Iterable[torch.Tensor], limit: float | None) -> None:
+    """Shorten the whole gradient to `limit` where it is longer."""
+    if limit is not None:
+        torch.nn.utils.clip_grad_norm_(parameters, limit)

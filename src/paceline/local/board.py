@@ -1,0 +1,193 @@
+"""Shared memory of the ranks of one node: heartbeats, barriers, small sums, one large arena.
+
+Both parts are anonymous memory whose descriptors the launcher hands down, so
+there is no file, no name and no port that a killed run could leave behind.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import DeadlineError, WorkerError
+
+_PHASE_BYTES = 64
+_SLOTS = 32
+_HEADER = 8  # numbers: [0] stop_at, [1] abort
+_BEAT_SECONDS = 0.25
+
+
+def anonymous_memory(name: str) -> int:
+    """A descriptor of memory that has no name in any file system."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create(f"paceline-{name}")
+    else:
+        with tempfile.TemporaryFile(prefix="paceline-") as file:
+            descriptor = os.dup(file.fileno())
+    os.set_inheritable(descriptor, True)
+    return descriptor
+
+
+class Board:
+    """What the ranks of one node know of each other at any moment.
+
+    Every rank writes only its own row. `int64` rows: barriers passed, update,
+    heartbeat (ns). `float64` rows: slots for small sums. Bytes: what it is doing.
+    """
+
+    def __init__(self, descriptor: int, *, ranks: int, rank: int, deadline: float = 60.0) -> None:
+        self.ranks = ranks
+        self.rank = rank
+        self.deadline = deadline
+        size = self._size(ranks)
+        if os.fstat(descriptor).st_size < size:
+            os.ftruncate(descriptor, size)
+        self._memory = mmap.mmap(descriptor, size)
+        integers = _HEADER + ranks * 4
+        self._header = np.frombuffer(self._memory, np.int64, _HEADER)
+        self._rows = np.frombuffer(self._memory, np.int64, ranks * 4, _HEADER * 8).reshape(ranks, 4)
+        self._slots = np.frombuffer(
+            self._memory, np.float64, ranks * _SLOTS, integers * 8
+        ).reshape(ranks, _SLOTS)
+        self._phases = np.frombuffer(
+            self._memory, np.uint8, ranks * _PHASE_BYTES, (integers + ranks * _SLOTS) * 8
+        ).reshape(ranks, _PHASE_BYTES)
+        self._longest_gap = 0.0
+        self._last_barrier = time.monotonic()
+        self._beating: threading.Thread | None = None
+        self._quiet = threading.Event()
+
+    @staticmethod
+    def _size(ranks: int) -> int:
+        return (_HEADER + ranks * 4 + ranks * _SLOTS) * 8 + ranks * _PHASE_BYTES
+
+    # --- who is where -------------------------------------------------------
+
+    def enter(self, phase: str, update: int | None = None) -> None:
+        """Say what this rank is doing, for the messages of the others."""
+        text = phase.encode()[: _PHASE_BYTES - 1]
+        row = self._phases[self.rank]
+        row[: len(text)] = np.frombuffer(text, np.uint8)
+        row[len(text)] = 0
+        if update is not None:
+            self._rows[self.rank, 1] = update
+
+    def phase(self, rank: int) -> str:
+        """What a rank last said it was doing."""
+        return bytes(self._phases[rank]).split(b"\0", 1)[0].decode(errors="replace")
+
+    def update(self, rank: int) -> int:
+        """The update that a rank last said it was at."""
+        return int(self._rows[rank, 1])
+
+    def start_heartbeat(self) -> None:
+        """Show from a thread of its own that this process runs at all."""
+        self._rows[self.rank, 2] = time.monotonic_ns()
+
+        def beat() -> None:
+            while not self._quiet.wait(_BEAT_SECONDS):
+                self._rows[self.rank, 2] = time.monotonic_ns()
+
+        self._beating = threading.Thread(target=beat, name="paceline-heartbeat", daemon=True)
+        self._beating.start()
+
+    def heartbeat_age(self, rank: int) -> float | None:
+        """Seconds since a rank's last heartbeat; None before its first."""
+        beat = int(self._rows[rank, 2])
+        return None if beat == 0 else (time.monotonic_ns() - beat) / 1e9
+
+    # --- stopping together --------------------------------------------------
+
+    def request_stop(self) -> None:
+        """Ask all ranks to stop at the same update, one that none has begun yet."""
+        if not self._header[0]:
+            self._header[0] = int(self._rows[:, 1].max()) + 2
+
+    def should_stop(self, updates_done: int) -> bool:
+        """True when this rank has reached the update at which all stop."""
+        return bool(self._header[0]) and updates_done >= int(self._header[0])
+
+    # --- agreeing -----------------------------------------------------------
+
+    def barrier(self, name: str, members: Sequence[int] | None = None) -> None:
+        """Wait until every member has arrived as often as this rank."""
+        group = list(range(self.ranks)) if members is None else list(members)
+        if len(group) == 1:
+            return
+        now = time.monotonic()
+        self._longest_gap = max(self._longest_gap, now - self._last_barrier)
+        limit = max(self.deadline, 10 * self._longest_gap)
+        target = int(self._rows[self.rank, 0]) + 1
+        self._rows[self.rank, 0] = target
+        arrivals = self._rows[:, 0]
+        spins = 0
+        while any(arrivals[member] < target for member in group):
+            spins += 1
+            # Yielding answers within microseconds while peers are about to arrive;
+            # after that, sleeping leaves the core to them.
+            if spins < 200:
+                os.sched_yield()
+                continue
+            time.sleep(0.0001)
+            if spins % 1000 == 0 and time.monotonic() - now > limit:
+                self._raise_deadline(name, group, target, limit)
+            if self._header[1]:
+                raise WorkerError("another rank failed")
+        self._last_barrier = time.monotonic()
+
+    def _raise_deadline(self, name: str, group: list[int], target: int, limit: float) -> None:
+        late = [rank for rank in group if self._rows[rank, 0] < target]
+        places = ", ".join(
+            f"rank {rank} (in {self.phase(rank) or 'start-up'} of update {self.update(rank)})"
+            for rank in late
+        )
+        raise DeadlineError(
+            f"rank {self.rank} waited {limit:.0f} s in {name!r} of update {self.update(self.rank)}"
+            f" for {places}: it hangs or is far slower; raise train.deadline if it only needs time"
+        )
+
+    def abort(self) -> None:
+        """Tell every rank that waits to give up."""
+        self._header[1] = 1
+
+    def sum(self, values: Sequence[float], name: str = "sum") -> list[float]:
+        """Element by element over all ranks, in rank order, the same result everywhere."""
+        if len(values) > _SLOTS:
+            raise ValueError(f"{len(values)} values do not fit into {_SLOTS} slots")
+        self._slots[self.rank, : len(values)] = values
+        self.barrier(name)
+        total = self._slots[:, : len(values)].sum(axis=0)
+        self.barrier(name)
+        return [float(value) for value in total]
+
+    def close(self) -> None:
+        """Stop the heartbeat."""
+        self._quiet.set()
+        if self._beating is not None:
+            self._beating.join()
+
+
+class Arena:
+    """One large block of shared memory, sized by the first rank once the model is known."""
+
+    def __init__(self, descriptor: int, board: Board) -> None:
+        self._descriptor = descriptor
+        self._board = board
+        self._memory: mmap.mmap | None = None
+
+    def allocate(self, size: int) -> Any:
+        """The block, at least `size` bytes, the same memory on every rank."""
+        if self._board.rank == 0:
+            os.ftruncate(self._descriptor, 0)
+            os.ftruncate(self._descriptor, max(size, mmap.PAGESIZE))
+        self._board.barrier("allocate")
+        self._memory = mmap.mmap(self._descriptor, max(size, mmap.PAGESIZE))
+        self._board.barrier("map")
+        return self._memory

@@ -1,0 +1,101 @@
+"""metrics.jsonl: one line per epoch, readable by any program."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Tally:
+    """Sums over one epoch on one rank."""
+
+    loss_sum: float = 0.0
+    correct: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    """Time in the training loop, evaluation and checkpoints left out."""
+    read_seconds: float = 0.0
+    """Time the loop stood still for data."""
+    updates: int = 0
+    durations: list[float] = field(default_factory=list)
+    """Seconds of each update since this process started the epoch."""
+
+    def add(self, *, loss_sum: float, correct: int, samples: int) -> None:
+        """Count one update."""
+        self.loss_sum += loss_sum
+        self.correct += correct
+        self.samples += samples
+        self.updates += 1
+
+    def saved(self) -> dict[str, float]:
+        """What a checkpoint in the middle of the epoch keeps."""
+        return {
+            "loss_sum": self.loss_sum,
+            "correct": self.correct,
+            "samples": self.samples,
+            "seconds": self.seconds,
+            "read_seconds": self.read_seconds,
+            "updates": self.updates,
+        }
+
+    @classmethod
+    def restored(cls, saved: Mapping[str, float]) -> Tally:
+        """The tally that `saved` described."""
+        return cls(
+            loss_sum=saved.get("loss_sum", 0.0),
+            correct=int(saved.get("correct", 0)),
+            samples=int(saved.get("samples", 0)),
+            seconds=saved.get("seconds", 0.0),
+            read_seconds=saved.get("read_seconds", 0.0),
+            updates=int(saved.get("updates", 0)),
+        )
+
+    @property
+    def update_mean(self) -> float:
+        return statistics.fmean(self.durations) if self.durations else 0.0
+
+    @property
+    def update_median(self) -> float:
+        return statistics.median(self.durations) if self.durations else 0.0
+
+
+class MetricsFile:
+    """The lines of metrics.jsonl; lines that could not be written are tried again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines: list[dict[str, Any]] = []
+        self._written = 0
+
+    def restore(self, epochs: int) -> None:
+        """Keep what a resumed run had written about its first `epochs` epochs."""
+        self.lines = [line for line in read_metrics(self.path) if line["epoch"] <= epochs]
+        self.path.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
+        self._written = len(self.lines)
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Add a line; OSError leaves it to be written with the next one."""
+        self.lines.append(line)
+        with self.path.open("a") as file:
+            file.writelines(json.dumps(entry) + "\n" for entry in self.lines[self._written :])
+        self._written = len(self.lines)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All whole lines; the half line of a killed run is left out."""
+    if not path.exists():
+        return []
+    lines = []
+    for text in path.read_text().splitlines():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(line, dict) and "epoch" in line:
+            lines.append(line)
+    return lines

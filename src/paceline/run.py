@@ -1,0 +1,120 @@
+"""The run directory: everything that one training did, in files a person can read."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from datetime import datetime
+from pathlib import Path
+
+from paceline.errors import RunDirectoryError
+
+
+class RunDirectory:
+    """Paths inside a run, and the lock that keeps a second training out of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def machines(self) -> Path:
+        return self.path / "machines.json"
+
+    @property
+    def race(self) -> Path:
+        return self.path / "race.json"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "run.json"
+
+    def rank(self, rank: int) -> Path:
+        """What one rank wrote."""
+        return self.path / f"rank-{rank}"
+
+    def lock(self) -> None:
+        """Refuse a second training in the same directory while one is running."""
+        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise RunDirectoryError(
+                f"{self.path} is in use by another training: wait for it or choose another --run"
+            ) from None
+        self._lock = descriptor
+
+    def unlock(self) -> None:
+        """Let others in again."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def create_run(name: str, where: Path | None = None, root: Path = Path("runs")) -> RunDirectory:
+    """A new run directory: `runs/<time>-<name>`, or `where`; `runs/latest` points to it."""
+    try:
+        if where is None:
+            path = _new_path(root, name)
+        else:
+            path = where
+            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+                raise RunDirectoryError(
+                    f"{path} exists and is not empty: continue it with --resume, or choose another"
+                    " --run"
+                )
+            path.mkdir(parents=True, exist_ok=True)
+        if where is None:
+            _point_latest(root, path)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"the run directory {where or root} cannot be made: {error.strerror}"
+        ) from None
+    return RunDirectory(path)
+
+
+def open_run(path: Path) -> RunDirectory:
+    """An existing run directory."""
+    if not path.is_dir():
+        raise RunDirectoryError(f"there is no run directory {path}: `ls runs` shows what there is")
+    return RunDirectory(path.resolve())
+
+
+def _new_path(root: Path, name: str) -> Path:
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") or "run"
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    root.mkdir(parents=True, exist_ok=True)
+    for attempt in range(1000):
+        suffix = f"-{attempt + 1}" if attempt else ""
+        path = root / f"{stamp}-{slug}{suffix}"
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            continue
+    raise RunDirectoryError(f"{root} already has a thousand runs called {stamp}-{slug}")
+
+
+def _point_latest(root: Path, path: Path) -> None:
+    link = root / f".latest-{os.getpid()}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(path.name)
+    link.replace(root / "latest")

@@ -1,0 +1,375 @@
+"""The training loop. One rank and many ranks run the same lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline import local
+from paceline.data.feed import Batch, Feed
+from paceline.data.sampler import GlobalSampler
+from paceline.errors import DivergedError, RunDirectoryError, StorageError
+from paceline.local.base import Job, LocalStrategy
+from paceline.local.board import Arena, Board
+from paceline.observe.metrics import MetricsFile, Tally
+from paceline.run import RunDirectory
+from paceline.schema import Config, Plan, RankContext, write_json
+from paceline.train.checkpoint import Checkpoints, Position, TrainState
+from paceline.train.device import choose_device, use_deterministic
+from paceline.train.evaluate import Score, evaluate
+from paceline.train.optimizers import peak_rate, rate_at
+from paceline.train.parts import Given, Parts, make_parts
+from paceline.train.progress import SilentView, View
+from paceline.train.signals import StopSignals
+from paceline.train.team import Team
+
+EXPLODED = 1000.0
+"""A loss this many times the first one is not training any more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One rank's part of one run."""
+
+    config: Config
+    plan: Plan
+    run: RunDirectory
+    context: RankContext = dataclasses.field(default_factory=RankContext)
+    given: Given | None = None
+    board: Board | None = None
+    arena: Arena | None = None
+    view: View = dataclasses.field(default_factory=SilentView)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a training came to."""
+
+    summary: dict[str, Any]
+    exit_code: int = 0
+
+
+def train(task: Task) -> Outcome:
+    """Train as the plan says, from the newest checkpoint of the run if there is one."""
+    start = time.perf_counter()
+    use_deterministic(task.config.train.deterministic)
+    parts = make_parts(task.config, task.given)
+    opened = time.perf_counter() - start
+    trainer = Trainer(task, parts)
+    try:
+        trainer.resume()
+        with trainer.signals.installed():
+            trainer.run()
+        return trainer.finish(total_seconds=time.perf_counter() - start, open_seconds=opened)
+    finally:
+        task.view.close()
+        trainer.strategy.close()
+
+
+def make_job(task: Task, parts: Parts) -> Job:
+    """What the local strategy of this rank's node needs."""
+    config, plan = task.config, task.plan
+    return Job(
+        build_model=parts.build_model,
+        loss=parts.loss,
+        build_optimizer=parts.build_optimizer,
+        elementwise=parts.elementwise,
+        node=plan.nodes[task.context.node],
+        context=task.context,
+        precision=plan.precision,
+        memory_format=plan.memory_format,
+        compile=plan.compile,
+        device=choose_device(config.train.device, task.context.local_rank),
+        clip_norm=config.optimizer.clip_norm,
+        seed=config.seed,
+        sample_shape=parts.dataset.sample_shape,
+        batch_size=min(plan.batch_size, len(parts.dataset.train)),
+        board=task.board,
+        arena=task.arena,
+    )
+
+
+def make_feed(task: Task, parts: Parts, strategy: LocalStrategy) -> Feed:
+    """This rank's way through the training data: its node's share, divided among its workers."""
+    shares: list[float] = []
+    first = 0
+    for number, node in enumerate(task.plan.nodes):
+        if number == task.context.node:
+            first = len(shares)
+        shares += [node.share / node.workers] * node.workers
+    return Feed(
+        source=parts.dataset.train,
+        sampler=GlobalSampler(
+            samples=len(parts.dataset.train),
+            batch_size=task.plan.batch_size,
+            seed=task.config.seed,
+        ),
+        shares=shares,
+        worker=first + strategy.worker,
+        augment=task.config.data.augment,
+    )
+
+
+class Trainer:
+    """The state of one training on one rank, and the steps it is made of."""
+
+    def __init__(self, task: Task, parts: Parts) -> None:
+        self.task, self.config, self.view = task, task.config, task.view
+        self.team = Team(task.context, task.board)
+        self.job = make_job(task, parts)
+        self.dataset = parts.dataset
+        self.strategy = local.build(self.job)
+        self.feed = make_feed(task, parts, self.strategy)
+        self.checkpoints = Checkpoints(task.run.checkpoints, self.config.train.keep)
+        self.metrics = MetricsFile(task.run.metrics)
+        self.signals = StopSignals(self.team.request_stop)
+        self.position = Position()
+        self.tally = Tally()
+        self.best: float | None = None
+        self.since_best = 0
+        self.saved_at = -1
+        self.first_loss: float | None = None
+        self.peak = peak_rate(self.config.optimizer, self.feed.sampler.batch_size)
+
+    @property
+    def updates(self) -> int:
+        """Updates of the whole training."""
+        planned = self.config.train.epochs * self.feed.sampler.steps_per_epoch
+        return min(planned, self.config.train.steps or planned)
+
+    def run(self) -> None:
+        """All epochs that are left."""
+        while self.position.update < self.updates and not self.reached_goal():
+            finished = self.run_epoch()
+            if not finished:
+                self.save()
+                return
+
+    def run_epoch(self) -> bool:
+        """The rest of the current epoch; False when a signal ended it."""
+        epoch, steps = self.position.epoch, self.feed.sampler.steps_per_epoch
+        self.view.start_epoch(epoch + 1, self.config.train.epochs, steps, self.position.step)
+        batches = self.feed.epoch(epoch, self.position.step)
+        clock = time.perf_counter()
+        for batch in batches:
+            self.run_update(batch)
+            now = time.perf_counter()
+            self.tally.seconds += now - clock
+            self.tally.durations.append(now - clock)
+            clock = now
+            if self.position.update >= self.updates or self.position.step == steps:
+                break
+            if self.team.should_stop(self.position.update):
+                return False
+            if self.checkpoint_due():
+                self.save()
+                clock = time.perf_counter()
+        self.end_epoch()
+        return not self.team.should_stop(self.position.update)
+
+    def run_update(self, batch: Batch) -> None:
+        """One update from one batch."""
+        update = self.position.update
+        self.team.enter("update", update)
+        self.strategy.set_rate(
+            rate_at(self.config.optimizer, update=update, updates=self.updates, peak=self.peak)
+        )
+        result = self.strategy.update(batch.inputs, batch.targets, batch.total, update)
+        self.tally.add(
+            loss_sum=result.loss_sum, correct=result.correct, samples=result.samples
+        )
+        self.tally.read_seconds += batch.wait_seconds
+        loss = result.loss_sum / result.samples if result.samples else None
+        if loss is not None:
+            self.check_loss(loss)
+        self.position = dataclasses.replace(
+            self.position, step=self.position.step + 1, update=update + 1
+        )
+        self.view.advance(images=batch.total, loss=loss)
+
+    def check_loss(self, loss: float) -> None:
+        """Stop where going on would only waste time."""
+        if self.first_loss is None:
+            self.first_loss = loss
+        if math.isfinite(loss) and loss <= EXPLODED * max(1.0, abs(self.first_loss)):
+            return
+        rate = rate_at(
+            self.config.optimizer, update=self.position.update, updates=self.updates, peak=self.peak
+        )
+        raise DivergedError(
+            f"the loss became {loss:g} at update {self.position.update + 1} (epoch"
+            f" {self.position.epoch + 1}, learning rate {rate:g}): lower optimizer.learning_rate,"
+            " raise optimizer.warmup, or set optimizer.clip_norm; the last checkpoint is whole"
+        )
+
+    def end_epoch(self) -> None:
+        """Evaluate, write the epoch's line, save."""
+        loss_sum, correct, samples = self.team.sum(
+            [self.tally.loss_sum, self.tally.correct, self.tally.samples], "epoch"
+        )
+        epoch = self.position.epoch + 1
+        last = self.position.update >= self.updates
+        score = None
+        if last or epoch % self.config.train.evaluate_every == 0:
+            self.team.enter("evaluate", self.position.update)
+            score = evaluate(self.strategy, self.job, self.dataset.test, self.team)
+        line = {
+            "epoch": epoch,
+            "train_loss": loss_sum / samples,
+            "train_accuracy": correct / samples,
+            "test_loss": score.loss if score else None,
+            "test_accuracy": score.accuracy if score else None,
+            "test_top5": score.top5 if score else None,
+            "images_per_second": samples / self.tally.seconds,
+            "seconds": self.tally.seconds,
+            "read_seconds": self.tally.read_seconds,
+            "update_seconds_mean": self.tally.update_mean,
+            "update_seconds_median": self.tally.update_median,
+            "bytes_sent": 0,
+        }
+        improved = self.note_score(score)
+        self.write_metrics(line)
+        self.position = dataclasses.replace(self.position, epoch=epoch, step=0)
+        self.tally = Tally()
+        self.save(best=improved)
+
+    def note_score(self, score: Score | None) -> bool:
+        """True when this is the best accuracy so far."""
+        if score is None:
+            return False
+        if self.best is None or score.accuracy > self.best:
+            self.best, self.since_best = score.accuracy, 0
+            return True
+        self.since_best += 1
+        return False
+
+    def reached_goal(self) -> bool:
+        """True when `train.until` says that it is enough."""
+        until = self.config.train.until
+        if until.accuracy is not None and self.best is not None and self.best >= until.accuracy:
+            self.view.say(f"test accuracy {self.best:.2%} reached: train.until.accuracy is met")
+            return True
+        if until.patience is not None and self.since_best >= until.patience:
+            self.view.say(f"no better accuracy for {self.since_best} epochs: train.until.patience")
+            return True
+        return False
+
+    def write_metrics(self, line: dict[str, Any]) -> None:
+        """Keep the epoch's line, in memory if the disk is full."""
+        if not self.team.is_first:
+            self.metrics.lines.append(line)
+            return
+        self.view.end_epoch(line, self.config.train.epochs)
+        try:
+            self.metrics.append(line)
+        except OSError as error:
+            self.view.say(f"warning: {self.task.run.metrics} cannot be written: {error.strerror}")
+
+    def checkpoint_due(self) -> bool:
+        every = self.config.train.checkpoint_every
+        return every is not None and self.position.update % every == 0
+
+    def save(self, *, best: bool = False) -> None:
+        """Write a checkpoint; a failure is said and costs no older one."""
+        self.team.enter("checkpoint", self.position.update)
+        self.strategy.prepare_evaluation()
+        optimizer = self.strategy.optimizer_state()
+        tally = self.tally.saved()
+        sums = self.team.sum([tally["loss_sum"], tally["correct"], tally["samples"]], "checkpoint")
+        tally |= dict(zip(("loss_sum", "correct", "samples"), sums, strict=True))
+        if self.team.is_first and self.position.update != self.saved_at:
+            state = TrainState(
+                position=self.position,
+                batch_size=self.feed.sampler.batch_size,
+                samples=self.feed.sampler.samples,
+                tally=tally,
+                best_accuracy=self.best,
+                since_best=self.since_best,
+            )
+            try:
+                model = self.strategy.model.state_dict()
+                self.checkpoints.save(state, model, optimizer, best=best)
+                self.saved_at = self.position.update
+            except StorageError as error:
+                self.view.say(f"warning: {error}")
+        self.team.barrier("checkpoint")
+
+    def resume(self) -> None:
+        """Go on from the newest checkpoint, if there is one."""
+        newest = self.checkpoints.newest()
+        if newest is None:
+            return
+        state, model, optimizer = self.checkpoints.load(newest)
+        here = (self.feed.sampler.batch_size, self.feed.sampler.samples)
+        if (state.batch_size, state.samples) != here:
+            raise RunDirectoryError(
+                f"{newest} was made with batch {state.batch_size} on {state.samples} samples, but"
+                f" this run has batch {here[0]} on {here[1]}: a run is continued with what it began"
+            )
+        self.strategy.load_weights(model)
+        self.strategy.load_optimizer_state(optimizer)
+        self.position, self.saved_at = state.position, state.position.update
+        self.best, self.since_best = state.best_accuracy, state.since_best
+        if self.team.is_first:
+            self.tally = Tally.restored(state.tally)
+            self.metrics.restore(state.position.epoch)
+            self.view.say(
+                f"continuing {self.task.run.path} from update {state.position.update}"
+                f" (epoch {state.position.epoch + 1})"
+            )
+
+    def finish(self, *, total_seconds: float, open_seconds: float) -> Outcome:
+        """The summary of the run, written to run.json."""
+        lines = self.metrics.lines
+        last = lines[-1] if lines else {}
+        summary: dict[str, Any] = {
+            "name": self.config.name,
+            "finished": self.position.update >= self.updates or self.reached_goal_quietly(),
+            "epochs": self.position.epoch,
+            "updates": self.position.update,
+            "read_seconds": open_seconds + sum(line["read_seconds"] for line in lines),
+            "update_seconds_median": _median(lines, "update_seconds_median"),
+            "epoch_seconds_median": _median(lines, "seconds"),
+            "images_per_second": _median(lines, "images_per_second"),
+            "train_loss": last.get("train_loss"),
+            "test_loss": last.get("test_loss"),
+            "test_accuracy": last.get("test_accuracy"),
+            "test_top5": last.get("test_top5"),
+            "best_accuracy": self.best,
+            "total_seconds": total_seconds,
+            "parameters": sum(p.numel() for p in self.strategy.model.parameters()),
+        }
+        interrupted = self.signals.received is not None and not summary["finished"]
+        if self.team.is_first:
+            try:
+                write_json(self.task.run.summary, summary)
+            except OSError as error:
+                self.view.say(f"warning: run.json cannot be written: {error.strerror}")
+            if self.saved_at != self.position.update and self.position.update > 0:
+                raise StorageError(
+                    f"training ended, but its last state could not be saved in"
+                    f" {self.task.run.checkpoints}: free some room and run again with --resume"
+                )
+        return Outcome(summary=summary, exit_code=self.signals.exit_code if interrupted else 0)
+
+    def reached_goal_quietly(self) -> bool:
+        until = self.config.train.until
+        return bool(
+            (until.accuracy is not None and (self.best or 0.0) >= until.accuracy)
+            or (until.patience is not None and self.since_best >= until.patience)
+        )
+
+
+def _median(lines: list[dict[str, Any]], key: str) -> float:
+    return statistics.median(line[key] for line in lines) if lines else 0.0
+
+
+def weights_of(strategy: LocalStrategy) -> dict[str, torch.Tensor]:
+    """The current weights and buffers, detached."""
+    return {name: tensor.detach() for name, tensor in strategy.model.state_dict().items()}

@@ -1,0 +1,88 @@
+"""Optimizers by name, and how the learning rate moves."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from paceline.errors import ConfigError
+from paceline.local.base import OptimizerFactory
+from paceline.schema.config import OPTIMIZERS, Optimizer
+
+
+def optimizer_factory(
+    settings: Optimizer, custom: Callable[..., torch.optim.Optimizer] | None = None
+) -> OptimizerFactory:
+    """A function from parameters to an optimizer, as the settings (or the user) say."""
+
+    def build(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+        rate, decay = settings.learning_rate, settings.weight_decay
+        if custom is not None:
+            return _build_custom(custom, parameters, rate)
+        if settings.name == "sgd":
+            return torch.optim.SGD(
+                parameters,
+                lr=rate,
+                momentum=settings.momentum,
+                nesterov=settings.nesterov,
+                weight_decay=decay,
+            )
+        kind = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
+        # One fused kernel instead of a dozen passes over the weights.
+        return kind(parameters, lr=rate, weight_decay=decay, fused=True)
+
+    return build
+
+
+def is_elementwise(settings: Optimizer, custom: object | None) -> bool:
+    """True for the optimizers that treat every weight by itself."""
+    return custom is None and settings.name in OPTIMIZERS
+
+
+def _build_custom(
+    custom: Callable[..., torch.optim.Optimizer], parameters: Iterable[Any], rate: float
+) -> torch.optim.Optimizer:
+    try:
+        names = set(inspect.signature(custom).parameters)
+    except (TypeError, ValueError):
+        names = set()
+    extra = {key: rate for key in ("learning_rate", "lr") if key in names}
+    optimizer = custom(parameters, **extra)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            f"the optimizer factory {custom!r} gave {type(optimizer).__name__}: it must give a"
+            " torch.optim.Optimizer"
+        )
+    return optimizer
+
+
+def peak_rate(settings: Optimizer, batch_size: int) -> float:
+    """The learning rate at this global batch: rate x batch / reference batch, or its root."""
+    if settings.reference_batch is None:
+        return settings.learning_rate
+    ratio = batch_size / settings.reference_batch
+    return settings.learning_rate * (ratio if settings.scaling == "linear" else math.sqrt(ratio))
+
+
+def rate_at(settings: Optimizer, *, update: int, updates: int, peak: float) -> float:
+    """The learning rate of update number `update` (from 0) out of `updates`.
+
+    Warm-up rises in a straight line over the first `warmup` of all updates;
+    then the schedule takes over and would reach its end one update after the last.
+    """
+    warm = round(settings.warmup * updates)
+    if update < warm:
+        return peak * (update + 1) / warm
+    progress = (update - warm) / max(1, updates - warm)
+    if settings.schedule == "linear":
+        return peak * (1 - progress)
+    if settings.schedule == "cosine":
+        return peak * 0.5 * (1 + math.cos(math.pi * progress))
+    if settings.schedule == "step":
+        falls = math.floor(update / max(1.0, settings.step_every * updates) + 1e-9)
+        return float(peak * settings.step_factor**falls)
+    return peak

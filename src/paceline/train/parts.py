@@ -1,0 +1,126 @@
+"""From names in a configuration to the objects that train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline import data, models
+from paceline.config.environment import cache_root, data_root
+from paceline.data.base import DataRequest, Dataset
+from paceline.errors import ConfigError, ModelError
+from paceline.local.base import Loss, OptimizerFactory
+from paceline.local.cores import usable_cores
+from paceline.references import resolve
+from paceline.schema import Config
+from paceline.train.optimizers import is_elementwise, optimizer_factory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """Objects that the caller of the Python API hands over instead of names."""
+
+    model: Callable[..., nn.Module] | None = None
+    data: Dataset | None = None
+    loss: Loss | None = None
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Everything that a training needs, made."""
+
+    dataset: Dataset
+    build_model: Callable[[], nn.Module]
+    loss: Loss
+    build_optimizer: OptimizerFactory
+    elementwise: bool
+
+
+def make_parts(config: Config, given: Given | None = None) -> Parts:
+    """Open the data and make the factories that the configuration names."""
+    given = given or Given()
+    custom = given.optimizer
+    if custom is None and ":" in config.optimizer.name:
+        custom = resolve(config.optimizer.name, "optimizer.name")
+    loss = given.loss
+    if loss is None:
+        loss = _named_loss(config.workload.loss)
+    dataset = given.data or data.open_dataset(data_request(config))
+    return Parts(
+        dataset=dataset,
+        build_model=_model_factory(config, dataset, given.model),
+        loss=loss,
+        build_optimizer=optimizer_factory(config.optimizer, custom),
+        elementwise=is_elementwise(config.optimizer, custom),
+    )
+
+
+def data_request(config: Config) -> DataRequest:
+    """What the configuration asks of the data stage."""
+    size = config.data.image_size
+    channels = None
+    if size is None and config.workload.model in models.names():
+        size = models.spec(config.workload.model).input_size
+    root = config.data.root or (str(root) if (root := data_root()) else None)
+    return DataRequest(
+        name=config.workload.data,
+        root=root,
+        image_size=size,
+        channels=channels,
+        limit=config.data.limit,
+        validation=config.data.validation,
+        seed=config.seed,
+        cache=config.data.cache or str(cache_root()),
+        workers=config.data.workers or usable_cores(),
+        options=config.data.options,
+    )
+
+
+def _named_loss(name: str) -> Loss:
+    if name == "cross_entropy":
+        return nn.functional.cross_entropy
+    return resolve(name, "workload.loss")
+
+
+def _model_factory(
+    config: Config, dataset: Dataset, given: Callable[..., nn.Module] | None
+) -> Callable[[], nn.Module]:
+    work = config.workload
+    shape = dataset.sample_shape
+    if len(shape) < 1 and given is None and work.model in models.names():
+        raise ModelError(f"the samples of {dataset.name} have no shape that {work.model} can take")
+
+    def build() -> nn.Module:
+        # The seed belongs to the model alone: what was drawn before does not change the weights.
+        with torch.random.fork_rng():
+            torch.manual_seed(config.seed)
+            model = _build_once()
+        if work.weights is not None:
+            models.load_weights(model, Path(work.weights), replace_head=work.head == "replace")
+        if work.freeze:
+            models.freeze_body(model)
+        return model
+
+    def _build_once() -> nn.Module:
+        channels = shape[0] if shape else 1
+        options: dict[str, Any] = {
+            "classes": work.classes or len(dataset.classes),
+            "channels": channels,
+        }
+        if given is not None:
+            return models.call_factory(given, **options, options=work.model_options)
+        size = shape[-1] if len(shape) == 3 else None
+        return models.build(work.model, **options, options=work.model_options, image_size=size)
+
+    if work.classes is not None and work.classes < len(dataset.classes):
+        raise ConfigError(
+            f"workload.classes = {work.classes} is fewer than the {len(dataset.classes)} classes of"
+            f" {dataset.name}: leave it out or raise it"
+        )
+    return build

@@ -1,0 +1,181 @@
+"""What a person sees while a model trains: a live bar, or plain lines when piped."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+LINE_SECONDS = 10.0
+"""Plain output says something at least this often in a long epoch."""
+
+
+class View(Protocol):
+    """Where the loop reports to."""
+
+    def start_epoch(self, epoch: int, epochs: int, steps: int, done: int) -> None: ...
+    def advance(self, *, images: int, loss: float | None) -> None: ...
+    def end_epoch(self, line: dict[str, Any], epochs: int) -> None: ...
+    def say(self, text: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class SilentView:
+    """For ranks that do not talk, and for `--json`."""
+
+    def start_epoch(self, epoch: int, epochs: int, steps: int, done: int) -> None:
+        pass
+
+    def advance(self, *, images: int, loss: float | None) -> None:
+        pass
+
+    def end_epoch(self, line: dict[str, Any], epochs: int) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+class _Speed:
+    """Images per second and a smoothed loss since the epoch began."""
+
+    def __init__(self) -> None:
+        self.start = time.monotonic()
+        self.images = 0
+        self.loss: float | None = None
+
+    def add(self, images: int, loss: float | None) -> None:
+        self.images += images
+        if loss is not None:
+            self.loss = loss if self.loss is None else 0.9 * self.loss + 0.1 * loss
+
+    @property
+    def text(self) -> str:
+        rate = self.images / max(1e-9, time.monotonic() - self.start)
+        loss = "" if self.loss is None else f"  loss {self.loss:.4f}"
+        return f"{rate:,.0f} images/s{loss}"
+
+
+class PlainView:
+    """One line per epoch, and one every few seconds in long epochs."""
+
+    def __init__(self) -> None:
+        self._speed = _Speed()
+        self._steps = self._done = self._epoch = self._epochs = 0
+        self._said = time.monotonic()
+
+    def start_epoch(self, epoch: int, epochs: int, steps: int, done: int) -> None:
+        self._speed = _Speed()
+        self._epoch, self._epochs, self._steps, self._done = epoch, epochs, steps, done
+        self._said = time.monotonic()
+
+    def advance(self, *, images: int, loss: float | None) -> None:
+        self._speed.add(images, loss)
+        self._done += 1
+        if time.monotonic() - self._said >= LINE_SECONDS:
+            self._said = time.monotonic()
+            self.say(
+                f"epoch {self._epoch}/{self._epochs}  {self._done}/{self._steps}  {self._speed.text}"
+            )
+
+    def end_epoch(self, line: dict[str, Any], epochs: int) -> None:
+        self.say(epoch_text(line, epochs))
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+class LiveView:
+    """A bar that shows the epoch, images per second, loss and time left."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._speed = _Speed()
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            refresh_per_second=5,
+        )
+        self._task = self._progress.add_task("starting", total=None, speed="")
+        self._progress.start()
+        self._shown = 0.0
+
+    def start_epoch(self, epoch: int, epochs: int, steps: int, done: int) -> None:
+        self._speed = _Speed()
+        self._progress.reset(
+            self._task, description=f"epoch {epoch}/{epochs}", total=steps, completed=done, speed=""
+        )
+
+    def advance(self, *, images: int, loss: float | None) -> None:
+        self._speed.add(images, loss)
+        now = time.monotonic()
+        if now - self._shown > 0.2:
+            self._shown = now
+            self._progress.update(self._task, speed=self._speed.text)
+        self._progress.advance(self._task)
+
+    def end_epoch(self, line: dict[str, Any], epochs: int) -> None:
+        self.say(epoch_text(line, epochs))
+
+    def say(self, text: str) -> None:
+        self._console.print(text, highlight=False)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def make_view(*, silent: bool = False) -> View:
+    """The view that fits where the output goes."""
+    if silent:
+        return SilentView()
+    console = Console()
+    return LiveView(console) if console.is_terminal else PlainView()
+
+
+def epoch_text(line: dict[str, Any], epochs: int) -> str:
+    """One line about one epoch."""
+    parts = [
+        f"epoch {line['epoch']}/{epochs}",
+        f"train loss {line['train_loss']:.4f}",
+        f"train accuracy {line['train_accuracy']:.2%}",
+    ]
+    if line.get("test_accuracy") is not None:
+        parts.append(f"test loss {line['test_loss']:.4f}")
+        parts.append(f"test accuracy {line['test_accuracy']:.2%}")
+    parts.append(f"{line['images_per_second']:,.0f} images/s")
+    parts.append(f"{line['seconds']:.1f} s")
+    return "  ".join(parts)
+
+
+def summary_table(summary: dict[str, Any]) -> Table:
+    """The small table at the end of a run."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    rows = [
+        ("time to read the data", f"{summary['read_seconds']:.2f} s"),
+        ("time per update (median)", f"{summary['update_seconds_median'] * 1000:.1f} ms"),
+        ("time per epoch (median)", f"{summary['epoch_seconds_median']:.2f} s"),
+    ]
+    if summary.get("test_loss") is not None:
+        rows.append(("test loss", f"{summary['test_loss']:.4f}"))
+        rows.append(("test accuracy", f"{summary['test_accuracy']:.2%}"))
+    rows.append(("total time", f"{summary['total_seconds']:.1f} s"))
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
