@@ -20,7 +20,7 @@ class ModelSpec:
 
     name: str
     summary: str
-    """One line for the table of models."""
+    """One line for the table of models, short enough for a terminal of 80 columns."""
     factory: str
     """`module:callable` below `paceline.models`, imported when the model is built."""
     input_size: int
@@ -63,7 +63,7 @@ _SPECS: dict[str, ModelSpec] = {
     for each in (
         ModelSpec(
             name="mnist_cnn",
-            summary="three convolutions and three dense layers: the network of the MNIST study",
+            summary="3 convolutions and 3 dense",
             factory="cnn:mnist_cnn",
             input_size=28,
             minimum_size=22,
@@ -75,7 +75,7 @@ _SPECS: dict[str, ModelSpec] = {
         ),
         ModelSpec(
             name="shallow_cnn",
-            summary="two convolutions and two dense layers (800 -> 500 -> classes)",
+            summary="2 convolutions and 2 dense",
             factory="cnn:shallow_cnn",
             input_size=28,
             minimum_size=16,
@@ -86,7 +86,7 @@ _SPECS: dict[str, ModelSpec] = {
         ),
         _imagenet(
             "alexnet",
-            "five convolutions, three large dense layers (one-tower form, as torchvision's)",
+            "5 convolutions and 3 dense",
             "alexnet:alexnet",
             61_100_840,
             63,
@@ -94,7 +94,7 @@ _SPECS: dict[str, ModelSpec] = {
         ),
         _imagenet(
             "vgg16",
-            "thirteen 3x3 convolutions and three large dense layers",
+            "13 convolutions and 3 dense",
             "vgg:vgg16",
             138_357_544,
             32,
@@ -102,7 +102,7 @@ _SPECS: dict[str, ModelSpec] = {
         ),
         _imagenet(
             "vgg19",
-            "sixteen 3x3 convolutions and three large dense layers",
+            "16 convolutions and 3 dense",
             "vgg:vgg19",
             143_667_240,
             32,
@@ -110,7 +110,7 @@ _SPECS: dict[str, ModelSpec] = {
         ),
         _imagenet(
             "resnet18",
-            "residual network of 18 layers, basic blocks",
+            "18 layers in basic blocks",
             "resnet:resnet18",
             11_689_512,
             1,
@@ -118,7 +118,7 @@ _SPECS: dict[str, ModelSpec] = {
         ),
         _imagenet(
             "resnet34",
-            "residual network of 34 layers, basic blocks",
+            "34 layers in basic blocks",
             "resnet:resnet34",
             21_797_672,
             1,
@@ -126,7 +126,7 @@ _SPECS: dict[str, ModelSpec] = {
         ),
         _imagenet(
             "resnet50",
-            "residual network of 50 layers, bottleneck blocks",
+            "50 layers in bottlenecks",
             "resnet:resnet50",
             25_557_032,
             1,
@@ -134,7 +134,7 @@ _SPECS: dict[str, ModelSpec] = {
         ),
         _imagenet(
             "resnet152",
-            "residual network of 152 layers, bottleneck blocks",
+            "152 layers in bottlenecks",
             "resnet:resnet152",
             60_192_808,
             1,
