@@ -57,16 +57,18 @@ class Construction:
         if self.emulated:
             names = [host.name for host in self.spec.hosts]
             (self.state / "groups.json").write_text(json.dumps(self.tree.plan(names)))
-            for host in self.spec.hosts:
-                try:
-                    self.groups[host.name] = self.tree.make(host, cores[host.name])
-                except OSError as error:
-                    raise RunError(
-                        f"cannot set the limits of host {host.name!r}: {error}"
-                    ) from error
+        # From here on the supervisor clears up, whatever happens to us.
         self._start_agents(cores)
         if self.emulated:
+            self._limit(cores)
             self._connect()
+
+    def _limit(self, cores: dict[str, list[int]]) -> None:
+        for host in self.spec.hosts:
+            try:
+                self.groups[host.name] = self.tree.make(host, cores[host.name])
+            except OSError as error:
+                raise RunError(f"cannot set the limits of host {host.name!r}: {error}") from error
 
     def socket(self, name: str) -> Path:
         """Where the agent of a host listens."""
@@ -110,13 +112,13 @@ class Construction:
         bind = {"/etc/hosts": str(self.state / "etc-hosts")}
         if name != SWITCH:
             bind["/etc/hostname"] = str(self.state / f"{name}.hostname")
-        group = self.groups.get(name)
+        limited = self.emulated and name != SWITCH
         return {
             "socket": str(self.socket(name)),
             "namespaces": self.emulated,
             "hostname": name.strip("_"),
             "bind": bind,
-            "cgroups": group.entrances if group else [],
+            "cgroups": self.tree.entrances(name) if limited else [],
             "cores": cores,
             "environment": login,
         }

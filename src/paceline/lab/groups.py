@@ -43,11 +43,6 @@ class HostGroup:
     folders: dict[str, Path]
     """Controller to directory (all the same one in version 2)."""
 
-    @property
-    def entrances(self) -> list[str]:
-        """Files into which a process writes itself to be limited."""
-        return sorted({str(folder / "cgroup.procs") for folder in self.folders.values()})
-
     def usage(self) -> Usage:
         """Read the counters."""
         cpu = _pairs(self.folders.get("cpu"), "cpu.stat")
@@ -77,12 +72,15 @@ class GroupTree:
     def __init__(self, name: str) -> None:
         self.name = name
         self.version, self.bases = find_controllers()
-        self.folders: list[Path] = []
 
     def plan(self, hosts: Iterable[str]) -> list[str]:
         """Every directory that `make` will create, parents first."""
         tops = [base / self.name for base in self._unique_bases()]
         return [str(top) for top in tops] + [str(top / host) for host in hosts for top in tops]
+
+    def entrances(self, host: str) -> list[str]:
+        """Files into which a process of the host writes itself to be limited."""
+        return [str(base / self.name / host / "cgroup.procs") for base in self._unique_bases()]
 
     def _unique_bases(self) -> list[Path]:
         return list(dict.fromkeys(self.bases.values()))

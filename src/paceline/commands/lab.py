@@ -1,0 +1,189 @@
+"""`paceline lab`: an emulated cluster on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+
+from paceline.errors import UnsupportedError
+from paceline.lab import Lab, LabSpec, leftovers, network, probe
+from paceline.lab.groups import find_controllers
+from paceline.lab.session import Outcome, run_session
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """An emulated cluster on this Linux machine: hosts, links, limits, faults.
+
+    \b
+    paceline lab run examples/lab/two-hosts.toml -- ssh b hostname
+    paceline lab run --set link.rate=100mbit examples/lab/four-hosts.toml -- \\
+        mpiexec -H a,b,c,d python program.py
+    paceline lab check                  what this machine can emulate
+    paceline lab clean                  remove what killed labs left
+    """
+
+
+@command.command(context_settings={"ignore_unknown_options": True})
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key of FILE.")
+@click.option("--on", "host", metavar="HOST", help="Where the command runs; the first host.")
+@click.option("--plain", is_flag=True, help="Plain processes on loopback, even as root.")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON, last.")
+@click.option("--report", type=click.Path(path_type=Path), help="Write the outcome as JSON.")
+def run(
+    file: Path,
+    arguments: tuple[str, ...],
+    changes: tuple[str, ...],
+    host: str | None,
+    plain: bool,
+    as_json: bool,
+    report: Path | None,
+) -> int:
+    """Run COMMAND on the hosts that FILE describes; its exit code is ours.
+
+    Keys for --set: link.rate, link.delay, host.NAME.cores, host.*.memory, fault.0.at and so on.
+    What the lab says goes to standard error; standard output is the command's.
+    """
+    spec = LabSpec.load(file, changes)
+    if host is not None:
+        spec.host(host)
+    lab = Lab(spec, plain=plain)
+    # Until the command runs and takes them over, these must not end us halfway.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    with lab:
+        for line in _preface(lab):
+            _say(line)
+        outcome = run_session(lab, arguments, on=host, notify=_say)
+        record = _record(lab, outcome)
+    _print_table(record)
+    if report is not None:
+        report.write_text(json.dumps(record, indent=2) + "\n")
+    if as_json:
+        click.echo(json.dumps(record))
+    return outcome.exit_code
+
+
+@command.command()
+@click.option("--json", "as_json", is_flag=True, help="Print for programs.")
+def check(as_json: bool) -> int:
+    """Say what this machine can emulate; exit code 1 when hosts cannot be namespaces."""
+    obstacle = probe.namespace_obstacle()
+    version, controllers = find_controllers()
+    findings = {
+        "hosts as namespaces, shaped links": obstacle or "yes",
+        "link delay (relay in user space)": obstacle or probe.delay_obstacle() or "yes",
+        "CPU quota and memory limit": "; ".join(probe.group_obstacles())
+        or f"yes (control groups version {version}: {', '.join(sorted(controllers))})",
+        "cores of this machine": str(len(os.sched_getaffinity(0))),
+    }
+    if as_json:
+        click.echo(json.dumps(findings))
+    else:
+        for name, text in findings.items():
+            click.echo(f"{name}: {text}")
+    return 0 if obstacle is None else 1
+
+
+@command.command()
+@click.option("--json", "as_json", is_flag=True, help="Print for programs.")
+def clean(as_json: bool) -> None:
+    """Remove processes, control groups and files of labs that are dead."""
+    if not Path("/proc/self/mountinfo").exists():
+        raise UnsupportedError("labs exist on Linux only, so there is nothing to clean here")
+    removed = leftovers.clean()
+    if as_json:
+        click.echo(json.dumps(removed))
+        return
+    for line in removed:
+        click.echo(f"removed {line}")
+    if not removed:
+        click.echo("nothing left of dead labs")
+
+
+def _say(text: str) -> None:
+    click.echo(f"lab: {text}", err=True)
+
+
+def _leave(number: int, _: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
+
+
+def _preface(lab: Lab) -> list[str]:
+    lines = list(lab.warnings)
+    if not lab.emulated:
+        lines.append(
+            f"hosts are plain processes on loopback addresses because {lab.plain_reason};"
+            f" not emulated: {', '.join(lab.cannot)}"
+        )
+    elif lab.cannot:
+        lines.append(f"not emulated on this machine: {', '.join(lab.cannot)}")
+    return lines
+
+
+def _record(lab: Lab, outcome: Outcome) -> dict[str, Any]:
+    usage = lab.usage()
+    hosts: dict[str, Any] = {}
+    for host in lab.spec.hosts:
+        hosts[host.name] = {
+            "address": lab.addresses[host.name],
+            "cores": host.cores,
+            "visible": host.visible_cores,
+            "link": network.describe(lab.spec.rate_of(host.name), lab.spec.delay_of(host.name))
+            if lab.emulated
+            else "loopback",
+        }
+        for part in (outcome.counters.get(host.name), usage.get(host.name)):
+            hosts[host.name] |= dataclasses.asdict(part) if part is not None else {}
+    return {
+        "exit_code": outcome.exit_code,
+        "seconds": round(outcome.seconds, 3),
+        "emulated": lab.emulated,
+        "not_emulated": lab.cannot,
+        "warnings": lab.warnings,
+        "faults": list(outcome.faults),
+        "hosts": hosts,
+        "relay_cpu_seconds": lab.relay_seconds(),
+    }
+
+
+def _print_table(record: dict[str, Any]) -> None:
+    columns = ["host", "cores", "sees", "link"]
+    columns += ["sent MB", "received MB", "packets out", "in", "CPU s", "throttled s", "peak MB"]
+    rows = [columns]
+    for name, host in record["hosts"].items():
+        rows.append(
+            [
+                name,
+                f"{host['cores']:g}",
+                str(host["visible"]),
+                host["link"],
+                _scaled(host.get("bytes_sent"), 1e-6, 3),
+                _scaled(host.get("bytes_received"), 1e-6, 3),
+                _scaled(host.get("packets_sent"), 1, 0),
+                _scaled(host.get("packets_received"), 1, 0),
+                _scaled(host.get("cpu_seconds"), 1, 2),
+                _scaled(host.get("throttled_seconds"), 1, 2),
+                _scaled(host.get("memory_peak"), 1e-6, 0),
+            ]
+        )
+    widths = [max(len(row[index]) for row in rows) for index in range(len(columns))]
+    for row in rows:
+        _say("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    if record["relay_cpu_seconds"] is not None:
+        _say(f"the delay relay used {record['relay_cpu_seconds']:.2f} s of CPU, no host's")
+    _say(f"exit code {record['exit_code']} after {record['seconds']:.1f} s")
+
+
+def _scaled(value: float | None, factor: float, digits: int) -> str:
+    return "-" if value is None else f"{value * factor:.{digits}f}"
