@@ -1,0 +1,138 @@
+"""Images kept as one array of bytes, turned into floats batch by batch.
+
+The arithmetic is numpy's, not torch's: it runs in the thread that asks and wakes no
+OpenMP threads that would take cores from the training beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paceline.data.base import Source, fingerprint_of
+
+if TYPE_CHECKING:
+    import torch
+
+# Up to this size a scaled copy of the whole array is made once; beyond it, batches are scaled.
+SCALED_COPY_LIMIT = 1 << 30
+
+
+class ArraySource(Source):
+    """Images of bytes, (count, channels, height, width), normalised on the way out.
+
+    `size` scales, `channels` repeats grey or averages colour; both where they differ
+    from what the array holds.
+    """
+
+    def __init__(
+        self,
+        pixels: np.ndarray,
+        targets: np.ndarray,
+        *,
+        mean: tuple[float, ...],
+        deviation: tuple[float, ...],
+        size: int | None = None,
+        channels: int | None = None,
+    ) -> None:
+        self.pixels = pixels
+        self.targets = np.ascontiguousarray(targets, dtype=np.int64)
+        count, own_channels, height, width = pixels.shape
+        assert count == len(self.targets)
+        channels = channels or own_channels
+        self._size = size if size and (size, size) != (height, width) else None
+        self._grey = channels < own_channels
+        if self._grey:
+            mean, deviation = (float(np.mean(mean)),), (float(np.mean(deviation)),)
+        scale = 1.0 / (255.0 * np.asarray(deviation))
+        offset = -np.asarray(mean) / np.asarray(deviation)
+        self._scale = scale.astype(np.float32).reshape(-1, 1, 1)
+        self._offset = offset.astype(np.float32).reshape(-1, 1, 1)
+        self.sample_shape = (channels, size or height, size or width)
+        self._counter = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def fetch(
+        self, indices: np.ndarray, *, epoch: int, augment: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        chosen = np.take(self.pixels, indices, axis=0)
+        with self._counter:
+            self.bytes_read += chosen.nbytes
+        if self._size:
+            chosen = scale_images(chosen, self._size)
+        out = np.empty((len(chosen), *self.sample_shape), dtype=np.float32)
+        if self._grey:
+            np.mean(chosen, axis=1, dtype=np.float32, keepdims=True, out=out)
+        else:
+            out[...] = chosen
+        out *= self._scale
+        out += self._offset
+        assert self.targets is not None
+        return torch.from_numpy(out), torch.from_numpy(np.take(self.targets, indices))
+
+
+def scale_images(pixels: np.ndarray, size: int) -> np.ndarray:
+    """Images of bytes, (count, channels, height, width), scaled bilinearly to a square."""
+    import torch
+    from torch.nn import functional
+
+    blocks = []
+    for start in range(0, len(pixels), 4096):
+        block = torch.from_numpy(np.array(pixels[start : start + 4096]))
+        scaled = functional.interpolate(block, size=(size, size), mode="bilinear", antialias=True)
+        blocks.append(scaled.contiguous().numpy())
+    channels = pixels.shape[1]
+    return np.concatenate(blocks) if blocks else np.empty((0, channels, size, size), np.uint8)
+
+
+def scaled_once(pixels: np.ndarray, size: int | None) -> np.ndarray:
+    """A scaled copy where it is small enough, else the array as it is."""
+    count, channels, height, width = pixels.shape
+    if size is None or (size, size) == (height, width):
+        return pixels
+    if count * channels * size * size > SCALED_COPY_LIMIT:
+        return pixels
+    return scale_images(pixels, size)
+
+
+def cached_array(
+    folder: Path, files: list[Path], tag: str, make: Callable[[], np.ndarray]
+) -> np.ndarray:
+    """The array that `make` gives, kept in a memory-mapped file that processes share.
+
+    The key holds the files' names, sizes and times of change, so that a changed file is
+    read again. Without a place to write to, the array stays in memory.
+    """
+    stats = [path.stat() for path in files]
+    identity = [
+        f"{path}|{stat.st_size}|{stat.st_mtime_ns}" for path, stat in zip(files, stats, strict=True)
+    ]
+    target = folder / "arrays" / f"{tag}-{fingerprint_of(['1', *identity])}.npy"
+    with contextlib.suppress(OSError, ValueError):
+        return np.asarray(np.load(target, mmap_mode="r", allow_pickle=False))
+    array = make()
+    with contextlib.suppress(OSError):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=target.parent, suffix=".part")
+        temporary = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                np.save(file, array, allow_pickle=False)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return np.asarray(np.load(target, mmap_mode="r", allow_pickle=False))
+    return array
