@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import ConfigError
@@ -61,4 +62,36 @@ def rank_environment(context: RankContext) -> dict[str, str]:
         "PACELINE_ADDRESS": context.address,
         "PACELINE_PORT": str(context.port),
         "PACELINE_BACKEND": context.backend,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedMemory:
+    """Descriptors that the launcher of a node hands down to its ranks."""
+
+    board: int
+    arena: int
+    parent: int
+    """The launcher's process."""
+    silent: bool = False
+    """The first rank shows no progress."""
+
+
+def shared_memory(environment: Mapping[str, str] = os.environ) -> SharedMemory:
+    """What the launcher of this node shares with its ranks."""
+    try:
+        board, arena, parent, silent = environment["PACELINE_SHARED"].split(",")
+        return SharedMemory(
+            board=int(board), arena=int(arena), parent=int(parent), silent=silent == "1"
+        )
+    except (KeyError, ValueError):
+        raise ConfigError(
+            "PACELINE_SHARED is missing or damaged: ranks are started by `paceline train`"
+        ) from None
+
+
+def shared_memory_environment(memory: SharedMemory) -> dict[str, str]:
+    """What `shared_memory` reads back."""
+    return {
+        "PACELINE_SHARED": f"{memory.board},{memory.arena},{memory.parent},{int(memory.silent)}"
     }

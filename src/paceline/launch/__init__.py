@@ -1,1 +1,1 @@
-"""launch."""
+"""The launching stage: engines start ranks and end them."""

@@ -13,7 +13,7 @@ from paceline import references
 from paceline.errors import ModelError, PacelineError, unknown_name
 from paceline.models.registry import ModelSpec, spec
 
-__all__ = ["build"]
+__all__ = ["build", "call_factory"]
 
 
 def build(
@@ -76,7 +76,13 @@ def _is_rate(value: object) -> bool:
 
 
 def _build_own(reference: str, given: dict[str, int], options: dict[str, object]) -> nn.Module:
-    factory = references.resolve(reference, "model")
+    return call_factory(references.resolve(reference, "model"), reference, given, options)
+
+
+def call_factory(
+    factory: Callable[..., Any], reference: str, given: dict[str, int], options: dict[str, object]
+) -> nn.Module:
+    """Call the user's own factory with what its signature takes; `reference` names it."""
     if isinstance(factory, nn.Module):
         raise ModelError(
             f"model {reference!r} is a finished module, shared by all who use it;"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +15,7 @@ from paceline.data.base import DataRequest, Dataset
 from paceline.errors import ConfigError, ModelError
 from paceline.local.base import Loss, OptimizerFactory
 from paceline.local.cores import usable_cores
+from paceline.models.factory import call_factory
 from paceline.references import resolve
 from paceline.schema import Config
 from paceline.train.optimizers import is_elementwise, optimizer_factory
@@ -93,8 +93,11 @@ def _model_factory(
 ) -> Callable[[], nn.Module]:
     work = config.workload
     shape = dataset.sample_shape
-    if len(shape) < 1 and given is None and work.model in models.names():
-        raise ModelError(f"the samples of {dataset.name} have no shape that {work.model} can take")
+    if given is None and work.model in models.names() and (len(shape) != 3 or not dataset.classes):
+        raise ModelError(
+            f"{work.model} takes images with classes, but the samples of {dataset.name} have the"
+            f" shape {shape}: use a model of your own"
+        )
 
     def build() -> nn.Module:
         # The seed belongs to the model alone: what was drawn before does not change the weights.
@@ -108,15 +111,15 @@ def _model_factory(
         return model
 
     def _build_once() -> nn.Module:
-        channels = shape[0] if shape else 1
-        options: dict[str, Any] = {
-            "classes": work.classes or len(dataset.classes),
-            "channels": channels,
-        }
+        sizes = {"channels": shape[0] if shape else 1}
+        if len(shape) == 3:
+            sizes["image_size"] = shape[-1]
+        if work.classes or dataset.classes:
+            sizes["classes"] = work.classes or len(dataset.classes)
         if given is not None:
-            return models.call_factory(given, **options, options=work.model_options)
-        size = shape[-1] if len(shape) == 3 else None
-        return models.build(work.model, **options, options=work.model_options, image_size=size)
+            name = getattr(given, "__qualname__", type(given).__qualname__)
+            return call_factory(given, name, sizes, work.model_options)
+        return models.build(work.model, options=work.model_options, **sizes)
 
     if work.classes is not None and work.classes < len(dataset.classes):
         raise ConfigError(

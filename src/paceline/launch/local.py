@@ -1,0 +1,239 @@
+"""The `local` engine: ranks of one machine, started, watched and ended together."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import IO, Any
+
+from paceline import errors
+from paceline.config.environment import (
+    SharedMemory,
+    rank_environment,
+    shared_memory_environment,
+)
+from paceline.errors import WorkerError
+from paceline.run import RunDirectory
+from paceline.schema import NodePlan, RankContext
+
+SILENCE_SECONDS = 10.0
+"""A rank whose heartbeat is older than this hangs as a whole (stopped, or stuck in a call)."""
+START_SECONDS = 120.0
+"""A rank must show its first heartbeat within this time."""
+GRACE_SECONDS = 2.0
+"""After a failure, how long the other ranks have to leave word."""
+
+
+@dataclass
+class Ranks:
+    """The processes of one node."""
+
+    run: RunDirectory
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+
+
+def run_ranks(
+    run: RunDirectory,
+    node: NodePlan,
+    *,
+    module: str = "paceline.launch.rank",
+    arguments: tuple[str, ...] = (),
+    silent: bool = False,
+) -> int:
+    """Run every rank of this node to its end; the first rank's exit code, or an error."""
+    from paceline.local.board import Board, anonymous_memory
+
+    board_descriptor, arena_descriptor = anonymous_memory("board"), anonymous_memory("arena")
+    memory = SharedMemory(
+        board=board_descriptor, arena=arena_descriptor, parent=os.getpid(), silent=silent
+    )
+    ranks = Ranks(run)
+    try:
+        board = Board(board_descriptor, ranks=node.ranks, rank=0)
+        for number in range(node.ranks):
+            (run.rank(number) / "error.json").unlink(missing_ok=True)
+            ranks.processes.append(_start(run, node, number, memory, module, arguments))
+        with _forward_signals(ranks):
+            _watch(ranks, board)
+        return ranks.processes[0].returncode
+    finally:
+        _end(ranks)
+        os.close(board_descriptor)
+        os.close(arena_descriptor)
+
+
+def _start(
+    run: RunDirectory,
+    node: NodePlan,
+    number: int,
+    memory: SharedMemory,
+    module: str,
+    arguments: tuple[str, ...],
+) -> subprocess.Popen[bytes]:
+    context = RankContext(
+        rank=number, world_size=node.ranks, local_rank=number, local_size=node.ranks
+    )
+    environment = (
+        os.environ
+        | rank_environment(context)
+        | shared_memory_environment(memory)
+        | {"OMP_NUM_THREADS": str(node.threads), "GLOO_SOCKET_IFNAME": "lo"}
+    )
+    quiet = number > 0
+    return subprocess.Popen(
+        [sys.executable, "-m", module, str(run.path), *arguments],
+        env=environment,
+        pass_fds=(memory.board, memory.arena),
+        # A session of its own: Ctrl-C reaches the launcher alone, which decides who hears of it.
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE if quiet else None,
+        stderr=subprocess.STDOUT if quiet else None,
+    )
+
+
+def _watch(ranks: Ranks, board: Any) -> None:
+    """Return when all ranks have ended well; raise as soon as one has not."""
+    with selectors.DefaultSelector() as selector:
+        for number, process in enumerate(ranks.processes):
+            if process.stdout is not None:
+                os.set_blocking(process.stdout.fileno(), False)
+                selector.register(process.stdout, selectors.EVENT_READ, number)
+        looked = time.monotonic()
+        while True:
+            for key, _ in selector.select(timeout=0.05):
+                if not _relay(key.fileobj, key.data):  # type: ignore[arg-type]
+                    selector.unregister(key.fileobj)
+            codes = [process.poll() for process in ranks.processes]
+            if any(code not in (None, 0) for code in codes[1:]) or codes[0] not in _GOOD:
+                _fail(ranks, board)
+            if all(code is not None for code in codes):
+                return
+            if not selector.get_map():
+                time.sleep(0.05)
+            now = time.monotonic()
+            if now - looked < 1.0:  # else we were stopped ourselves, and so were they
+                _check_heartbeats(ranks, board)
+            looked = now
+
+
+_GOOD = (None, 0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+
+
+def _check_heartbeats(ranks: Ranks, board: Any) -> None:
+    for number, process in enumerate(ranks.processes):
+        if process.poll() is not None:
+            continue
+        age = board.heartbeat_age(number)
+        if age is None and time.monotonic() - ranks.started > START_SECONDS:
+            raise WorkerError(f"rank {number} did not start within {START_SECONDS:.0f} s")
+        if age is not None and age > SILENCE_SECONDS:
+            raise WorkerError(
+                f"rank {number} has not responded for {age:.0f} s (last seen in"
+                f" {board.phase(number) or 'start-up'} of update {board.update(number)}):"
+                " it is stopped or hangs; the run was ended"
+            )
+
+
+def _fail(ranks: Ranks, board: Any) -> None:
+    """Raise what the first failing rank has left word of."""
+    board.abort()
+    deadline = time.monotonic() + GRACE_SECONDS
+    while time.monotonic() < deadline and any(p.poll() is None for p in ranks.processes):
+        time.sleep(0.02)
+    reports = _reports(ranks)
+    dead = [
+        (number, process.returncode)
+        for number, process in enumerate(ranks.processes)
+        if process.returncode is not None and process.returncode < 0
+    ]
+    if dead:
+        number, code = dead[0]
+        name = signal.Signals(-code).name
+        cause = " (often: out of memory)" if -code == signal.SIGKILL else ""
+        raise WorkerError(
+            f"rank {number} was killed by {name}{cause} in {board.phase(number) or 'start-up'} of"
+            f" update {board.update(number)}; the run was ended"
+        )
+    if reports:
+        _raise_report(min(reports, key=lambda report: float(report["time"])))
+    for number, process in enumerate(ranks.processes):
+        if process.returncode:
+            raise WorkerError(
+                f"rank {number} exited with code {process.returncode} in"
+                f" {board.phase(number) or 'start-up'} of update {board.update(number)}"
+            )
+    raise WorkerError("a rank ended without a word")
+
+
+def _reports(ranks: Ranks) -> list[dict[str, Any]]:
+    reports = []
+    for number in range(len(ranks.processes)):
+        path = ranks.run.rank(number) / "error.json"
+        with contextlib.suppress(OSError, json.JSONDecodeError):
+            report = json.loads(path.read_text())
+            if report["message"] != "another rank failed":
+                reports.append(report)
+    return reports
+
+
+def _raise_report(report: dict[str, Any]) -> None:
+    kind = getattr(errors, report["kind"], None)
+    if report["expected"] and isinstance(kind, type) and issubclass(kind, errors.PacelineError):
+        raise kind(report["message"])
+    raise WorkerError(
+        f"rank {report['rank']} failed with {report['kind']}: {report['message']}\n"
+        f"{report['traceback'].rstrip()}"
+    )
+
+
+def _relay(stream: IO[bytes], number: int) -> bool:
+    """Pass on what a rank printed, with its number; False at the end."""
+    data = stream.read()
+    if data == b"":
+        return False
+    for line in (data or b"").decode(errors="replace").splitlines():
+        print(f"[rank {number}] {line}", flush=True)
+    return True
+
+
+@contextlib.contextmanager
+def _forward_signals(ranks: Ranks) -> Iterator[None]:
+    """Ctrl-C and SIGTERM go to the first rank, which stops all of them in order."""
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            ranks.processes[0].send_signal(number)
+
+    try:
+        before = {n: signal.signal(n, forward) for n in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread: Python allows no handlers
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(ranks: Ranks) -> None:
+    for process in ranks.processes:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    for process in ranks.processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=10)
+        if process.stdout is not None:
+            process.stdout.close()

@@ -1,0 +1,101 @@
+"""What a rank's process runs: `python -m paceline.launch.rank RUN`.
+
+Torch is imported only after the process is pinned, so that its thread pool is
+born on the right cores.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from paceline.config import load_config
+from paceline.config.environment import rank_context, shared_memory
+from paceline.errors import PacelineError
+from paceline.run import RunDirectory
+from paceline.schema import Plan, RankContext, read_json, write_json
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the launcher dies, even by `kill -9`, so that no orphan stays."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the call
+        os._exit(1)
+
+
+def record_failure(run: RunDirectory, context: RankContext, error: BaseException) -> None:
+    """Leave word for the launcher: what failed, when, and where in the code."""
+    folder = run.rank(context.rank)
+    folder.mkdir(exist_ok=True)
+    write_json(
+        folder / "error.json",
+        {
+            "time": time.time(),
+            "rank": context.rank,
+            "kind": type(error).__name__,
+            "message": str(error),
+            "expected": isinstance(error, PacelineError),
+            "traceback": "".join(traceback.format_exception(error)),
+        },
+    )
+
+
+def main(run_path: str) -> int:
+    """Train one rank's part of the run."""
+    context = rank_context()
+    die_with_parent(shared_memory().parent)
+    run = RunDirectory(Path(run_path))
+    if not context.is_first:
+        # The launcher talks to the first rank, and all stop together.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        return _train(run, context)
+    except BaseException as error:
+        record_failure(run, context, error)
+        return 1
+
+
+def _train(run: RunDirectory, context: RankContext) -> int:
+    plan = read_json(Plan, run.plan)
+    from paceline.local.board import Arena, Board
+    from paceline.local.cores import divide_cores, pin, visible_cores
+    from paceline.train.loop import Task, train
+    from paceline.train.progress import SilentView, make_view
+
+    node = plan.nodes[context.node]
+    pin(divide_cores(node.cores or visible_cores(), context.local_size, context.local_rank))
+    config = load_config(run.config)
+    memory = shared_memory()
+    board = Board(
+        memory.board,
+        ranks=context.local_size,
+        rank=context.local_rank,
+        deadline=config.train.deadline,
+    )
+    board.start_heartbeat()
+    try:
+        task = Task(
+            config=config,
+            plan=plan,
+            run=run,
+            context=context,
+            board=board,
+            arena=Arena(memory.arena, board),
+            view=make_view(silent=memory.silent) if context.is_first else SilentView(),
+        )
+        return train(task).exit_code
+    finally:
+        board.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
