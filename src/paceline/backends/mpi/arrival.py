@@ -1,0 +1,97 @@
+"""The shared page on which the ranks of one machine say that they are there.
+
+A blocking MPI collective that a rank never joins can neither be left nor be timed out, and while it
+waits it takes a whole core. So every collective first waits here, asleep after a moment, and enters
+MPI when all ranks have come: what is left takes no longer than the bytes need. And when a deadline
+passes, the page says who is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from paceline.backends.mpi.deadline import Deadline, Patience
+from paceline.backends.mpi.wire import all_agree, share_text
+
+__all__ = ["ArrivalBoard", "shared_board"]
+
+# One counter per cache line: a rank that writes its own disturbs no other.
+_WORDS_PER_LINE = 8
+
+
+class ArrivalBoard:
+    """One counter per rank in shared memory: how many collectives it has come to."""
+
+    def __init__(self, page: mmap.mmap, rank: int, size: int) -> None:
+        self._page = page
+        self._counters = memoryview(page).cast("q")
+        self._rank = rank
+        self._size = size
+        self._sequence = 0
+
+    def arrive(self, deadline: Deadline) -> None:
+        """Say that this rank is here and wait until every other one is."""
+        self._sequence += 1
+        sequence = self._sequence
+        counters = self._counters
+        counters[self._rank * _WORDS_PER_LINE] = sequence
+        patience: Patience | None = None
+        for rank in range(self._size):
+            slot = rank * _WORDS_PER_LINE
+            while counters[slot] < sequence:
+                patience = patience or Patience(deadline)
+                if not patience.pause():
+                    raise deadline.error(self.missing())
+
+    def missing(self) -> list[int]:
+        """The ranks that have not come to the current collective."""
+        return [
+            rank
+            for rank in range(self._size)
+            if self._counters[rank * _WORDS_PER_LINE] < self._sequence
+        ]
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._counters.release()
+        self._page.close()
+
+
+def shared_board(comm: Any) -> ArrivalBoard | None:
+    """A board for all ranks of `comm`, or None when they do not share memory after all.
+
+    The file is gone from the directory before this returns, so nothing can be left behind.
+    """
+    size = comm.Get_size()
+    length = max(size * _WORDS_PER_LINE * 8, mmap.PAGESIZE)
+    path = ""
+    if comm.Get_rank() == 0:
+        directory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        with contextlib.suppress(OSError):
+            descriptor, path = tempfile.mkstemp(prefix="paceline-mpi-", dir=directory)
+            os.ftruncate(descriptor, length)
+            os.close(descriptor)
+    path = share_text(comm, path)
+    page = _map(path, length) if path else None
+    everyone = all_agree(comm, page is not None)
+    if comm.Get_rank() == 0 and path:
+        Path(path).unlink(missing_ok=True)
+    if not everyone:
+        if page is not None:
+            page.close()
+        return None
+    assert page is not None
+    return ArrivalBoard(page, comm.Get_rank(), size)
+
+
+def _map(path: str, length: int) -> mmap.mmap | None:
+    try:
+        with Path(path).open("r+b") as file:
+            return mmap.mmap(file.fileno(), length)
+    except OSError:
+        return None

@@ -1,0 +1,298 @@
+"""Collectives between machines: every byte by non-blocking sends, asleep between tests.
+
+A blocking MPI collective over a network spins on a core for as long as the wire needs, which is
+what the computation would use. Here the thread posts sends and receives, and sleeps between tests.
+Reductions are a scatter of pieces, a sum in the order of ranks (the same bits on every rank), and
+a gather: each rank sends 2 (n-1)/n of the tensor, as a ring does, in two steps instead of 2 (n-1).
+Large tensors go in blocks, several at a time, so that the wire is busy while a sum is computed.
+
+All tensors here are flat, contiguous and on the CPU; counts are in elements.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+from paceline.backends.mpi.deadline import Deadline, Patience
+from paceline.backends.mpi.dtypes import Reduction, buffer, move
+
+__all__ = ["NetworkTransport"]
+
+# Below this many bytes everybody sends everything to everybody: one step.
+_SMALL_BYTES = 16 << 10
+_PIECE_BYTES = 512 << 10
+_BLOCKS_AT_A_TIME = 4
+_TAGS = 16_000
+
+Step = list[tuple[int, Any]]
+"""Requests in flight, each with the rank at the other end."""
+
+
+def _bounds(length: int, parts: int) -> list[int]:
+    """Where each of `parts` nearly equal pieces of `length` elements begins and ends.
+
+    >>> _bounds(7, 3)
+    [0, 3, 5, 7]
+    """
+    base, rest = divmod(length, parts)
+    edges = [0]
+    for index in range(parts):
+        edges.append(edges[-1] + base + (1 if index < rest else 0))
+    return edges
+
+
+def _cut(flat: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
+    return list(torch.split(flat, list(counts)))
+
+
+class NetworkTransport:
+    """Collectives out of Isend and Irecv."""
+
+    def __init__(self, comm: Any) -> None:
+        self._comm = comm
+        self._rank: int = comm.Get_rank()
+        self._size: int = comm.Get_size()
+        self._stranded: list[Any] = []
+        self._others = [
+            (self._rank + step) % self._size for step in range(1, self._size)
+        ]  # each rank begins with another neighbour, so that no one is hit by all at once
+
+    # -- moving pieces -------------------------------------------------------------------------
+
+    def _receive(self, flat: torch.Tensor, peer: int, tag: int) -> tuple[int, Any]:
+        return peer, self._comm.Irecv(buffer(flat), source=peer, tag=tag)
+
+    def _send(self, flat: torch.Tensor, peer: int, tag: int) -> tuple[int, Any]:
+        return peer, self._comm.Isend(buffer(flat), dest=peer, tag=tag)
+
+    def _swap(
+        self,
+        incoming: Sequence[torch.Tensor | None],
+        outgoing: Sequence[torch.Tensor | None],
+        tag: int,
+    ) -> Step:
+        """Post one receive from and one send to every other rank; None means nothing."""
+        step: Step = []
+        for peer in self._others:
+            room = incoming[peer]
+            if room is not None:
+                step.append(self._receive(room, peer, tag))
+        for peer in self._others:
+            piece = outgoing[peer]
+            if piece is not None:
+                step.append(self._send(piece, peer, tag))
+        return step
+
+    def _run(self, blocks: Iterator[Iterator[Step]], deadline: Deadline) -> None:
+        """Drive blocks to their end, a few at a time, and sleep while nothing moves."""
+        active: deque[tuple[Iterator[Step], Step]] = deque()
+        patience = Patience(deadline)
+        waiting: Iterator[Step] | None = next(blocks, None)
+        while waiting is not None or active:
+            while waiting is not None and len(active) < _BLOCKS_AT_A_TIME:
+                first = next(waiting, None)
+                if first is not None:
+                    active.append((waiting, first))
+                waiting = next(blocks, None)
+            moved = False
+            for _ in range(len(active)):
+                block, step = active.popleft()
+                if not MPI.Request.Testall([request for _, request in step]):
+                    active.append((block, step))
+                    continue
+                moved = True
+                following = next(block, None)
+                if following is not None:
+                    active.append((block, following))
+            if moved:
+                patience.reset()
+            elif active and not patience.pause():
+                # MPI may still write into these tensors: they must outlive the exception.
+                self._stranded.append(active)
+                raise deadline.error(self._silent(active))
+
+    @staticmethod
+    def _silent(active: deque[tuple[Iterator[Step], Step]]) -> list[int]:
+        """The ranks whose messages have not come or gone."""
+        peers = {peer for _, step in active for peer, request in step if not request.Test()}
+        return sorted(peers)
+
+    # -- reductions ----------------------------------------------------------------------------
+
+    def all_reduce(self, flat: torch.Tensor, how: Reduction, deadline: Deadline) -> None:
+        """Reduce `flat` over all ranks, in place."""
+        if self._size > 1 and flat.numel():
+            self._run(self._reduce_blocks(flat, how, None), deadline)
+        how.finish(flat, self._size)
+
+    def reduce(self, flat: torch.Tensor, how: Reduction, root: int, deadline: Deadline) -> None:
+        """Reduce `flat` into the root's; the others' stays as it is."""
+        target = flat if self._rank == root else flat.clone()
+        if self._size > 1 and flat.numel():
+            self._run(self._reduce_blocks(target, how, root), deadline)
+        if self._rank == root:
+            how.finish(flat, self._size)
+
+    def _reduce_blocks(
+        self, flat: torch.Tensor, how: Reduction, root: int | None
+    ) -> Iterator[Iterator[Step]]:
+        if flat.numel() * flat.element_size() <= _SMALL_BYTES:
+            yield self._small_block(flat, how)
+            return
+        length = _PIECE_BYTES // flat.element_size() * self._size
+        for index, block in enumerate(torch.split(flat, length)):
+            yield self._large_block(block, how, root, 2 * (index % (_TAGS // 2)))
+
+    def _small_block(self, flat: torch.Tensor, how: Reduction) -> Iterator[Step]:
+        parts = [torch.empty_like(flat) for _ in range(self._size)]
+        parts[self._rank] = flat
+        yield self._swap(parts, [flat] * self._size, 0)
+        how.combine(parts, flat)
+
+    def _large_block(
+        self, block: torch.Tensor, how: Reduction, root: int | None, tag: int
+    ) -> Iterator[Step]:
+        edges = _bounds(block.numel(), self._size)
+        pieces = [block[edges[i] : edges[i + 1]] for i in range(self._size)]
+        mine = pieces[self._rank]
+        parts = [torch.empty_like(mine) for _ in range(self._size)]
+        parts[self._rank] = mine
+        yield self._swap(parts, pieces, tag)
+        how.combine(parts, mine)
+        everyone = range(self._size)
+        to = [mine if root is None or peer == root else None for peer in everyone]
+        come = [pieces[peer] if root in (None, self._rank) else None for peer in everyone]
+        yield self._swap(come, to, tag + 1)
+
+    def reduce_scatter(
+        self,
+        output: torch.Tensor,
+        source: torch.Tensor,
+        counts: Sequence[int],
+        how: Reduction,
+        deadline: Deadline,
+    ) -> None:
+        """Reduce `source`, cut into `counts`, and keep this rank's piece in `output`."""
+        pieces = _cut(source, counts)
+        parts = [torch.empty_like(output) for _ in range(self._size)]
+        parts[self._rank] = pieces[self._rank]
+        self._once(parts, pieces, deadline)
+        how.combine(parts, output)
+        how.finish(output, self._size)
+
+    # -- moves ---------------------------------------------------------------------------------
+
+    def _once(
+        self,
+        incoming: Sequence[torch.Tensor | None],
+        outgoing: Sequence[torch.Tensor | None],
+        deadline: Deadline,
+    ) -> None:
+        def block() -> Iterator[Step]:
+            yield self._swap(incoming, outgoing, 0)
+
+        self._run(iter([block()]), deadline)
+
+    def broadcast(self, flat: torch.Tensor, root: int, deadline: Deadline) -> None:
+        """The root's `flat` on every rank: a piece to each, then every piece to all."""
+        nothing: list[torch.Tensor | None] = [None] * self._size
+        is_root = self._rank == root
+        if flat.numel() * flat.element_size() <= _SMALL_BYTES:
+            come = list(nothing)
+            come[root] = flat
+            self._once(
+                nothing if is_root else come,
+                [flat] * self._size if is_root else nothing,
+                deadline,
+            )
+            return
+        edges = _bounds(flat.numel(), self._size)
+        pieces = [flat[edges[i] : edges[i + 1]] for i in range(self._size)]
+        mine = pieces[self._rank]
+
+        def block() -> Iterator[Step]:
+            first: list[torch.Tensor | None] = list(nothing)
+            if not is_root:
+                first[root] = mine
+            yield self._swap(first, pieces if is_root else nothing, 0)
+            come: list[torch.Tensor | None] = list(pieces) if not is_root else list(nothing)
+            to: list[torch.Tensor | None] = [None if p == root else mine for p in range(self._size)]
+            yield self._swap(come, to, 1)
+
+        self._run(iter([block()]), deadline)
+
+    def all_gather(
+        self,
+        output: torch.Tensor,
+        source: torch.Tensor,
+        counts: Sequence[int],
+        deadline: Deadline,
+    ) -> None:
+        """Every rank's `source`, one after the other, in `output`."""
+        pieces = _cut(output, counts)
+        move(pieces[self._rank], source)
+        self._once(pieces, [source] * self._size, deadline)
+
+    def all_to_all(
+        self,
+        output: torch.Tensor,
+        source: torch.Tensor,
+        output_counts: Sequence[int],
+        source_counts: Sequence[int],
+        deadline: Deadline,
+    ) -> None:
+        """Piece i of `source` goes to rank i; piece i of `output` comes from it."""
+        incoming, outgoing = _cut(output, output_counts), _cut(source, source_counts)
+        move(incoming[self._rank], outgoing[self._rank])
+        self._once(incoming, outgoing, deadline)
+
+    def gather(
+        self,
+        output: torch.Tensor | None,
+        source: torch.Tensor,
+        counts: Sequence[int],
+        root: int,
+        deadline: Deadline,
+    ) -> None:
+        """Every rank's `source`, one after the other, in the root's `output`."""
+        incoming: list[torch.Tensor | None] = [None] * self._size
+        outgoing: list[torch.Tensor | None] = [None] * self._size
+        if output is not None:
+            pieces = _cut(output, counts)
+            move(pieces[root], source)
+            incoming = list(pieces)
+        else:
+            outgoing[root] = source
+        self._once(incoming, outgoing, deadline)
+
+    def scatter(
+        self,
+        output: torch.Tensor,
+        source: torch.Tensor | None,
+        counts: Sequence[int],
+        root: int,
+        deadline: Deadline,
+    ) -> None:
+        """Piece i of the root's `source` in the `output` of rank i."""
+        incoming: list[torch.Tensor | None] = [None] * self._size
+        outgoing: list[torch.Tensor | None] = [None] * self._size
+        if source is not None:
+            pieces = _cut(source, counts)
+            move(output, pieces[root])
+            outgoing = list(pieces)
+        else:
+            incoming[root] = output
+        self._once(incoming, outgoing, deadline)
+
+    def barrier(self, deadline: Deadline) -> None:
+        """Nobody goes on before all have sent a sign."""
+        signs = [torch.zeros(1, dtype=torch.uint8) for _ in range(self._size)]
+        self._once(signs, [torch.ones(1, dtype=torch.uint8)] * self._size, deadline)
+
+    def close(self) -> None:
+        """Nothing is held."""

