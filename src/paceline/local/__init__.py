@@ -11,6 +11,9 @@ from paceline.local.base import Job, LocalStrategy, StepResult
 REGISTRY: dict[str, str] = {
     "sequential": "paceline.local.single:Sequential",
     "threads": "paceline.local.single:Threads",
+    "replicas": "paceline.local.replicas:Replicas",
+    "processes": "paceline.local.processes:Processes",
+    "hogwild": "paceline.local.hogwild:Hogwild",
 }
 
 

@@ -94,7 +94,9 @@ class LocalStrategy(ABC):
         return True
 
     @abstractmethod
-    def update(self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int) -> StepResult:
+    def update(
+        self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
+    ) -> StepResult:
         """One update from this rank's samples out of a global batch of `total`."""
 
     @property
@@ -161,7 +163,9 @@ def seed_step(seed: int, step: int, worker: int) -> None:
 
 def step_seed(seed: int, step: int, worker: int) -> int:
     """A different number for every update of every worker (SplitMix64 of the three)."""
-    value = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + worker * 0x94D049BB133111EB) % 2**64
+    value = (
+        seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + worker * 0x94D049BB133111EB
+    ) % 2**64
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
     return (value ^ (value >> 31)) % 2**63
@@ -179,9 +183,34 @@ def mean_loss_part(loss: torch.Tensor, count: int, total: int) -> torch.Tensor:
     return loss if count == total else loss * (count / total)
 
 
-def gradient_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """The norm of all gradients as one vector."""
-    return torch.nn.utils.get_total_norm(gradients)
+def gradients(
+    job: Job,
+    model: nn.Module,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    total: int,
+    step: int,
+    worker: int | None,
+) -> StepResult:
+    """Add the gradient of one part of a global batch to the parameters' `.grad`.
+
+    `worker` picks the random numbers of this update; None leaves the generator alone.
+    """
+    count = len(targets)
+    if count == 0:  # fewer samples than workers: this one has nothing to add
+        return StepResult(loss_sum=0.0, correct=0, samples=0)
+    if worker is not None:
+        seed_step(job.seed, step, worker)
+    inputs, targets = layout(job, inputs), targets.to(job.device)
+    with autocast(job):
+        outputs = full_precision(model(inputs))
+    loss = job.loss(outputs, targets)
+    mean_loss_part(loss, count, total).backward()  # type: ignore[no-untyped-call]
+    return StepResult(
+        loss_sum=float(loss.detach()) * count,
+        correct=count_correct(outputs, targets),
+        samples=count,
+    )
 
 
 def clip_gradients(parameters: Iterable[torch.Tensor], limit: float | None) -> None:

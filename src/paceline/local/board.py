@@ -53,9 +53,9 @@ class Board:
         integers = _HEADER + ranks * 4
         self._header = np.frombuffer(self._memory, np.int64, _HEADER)
         self._rows = np.frombuffer(self._memory, np.int64, ranks * 4, _HEADER * 8).reshape(ranks, 4)
-        self._slots = np.frombuffer(
-            self._memory, np.float64, ranks * _SLOTS, integers * 8
-        ).reshape(ranks, _SLOTS)
+        self._slots = np.frombuffer(self._memory, np.float64, ranks * _SLOTS, integers * 8).reshape(
+            ranks, _SLOTS
+        )
         self._phases = np.frombuffer(
             self._memory, np.uint8, ranks * _PHASE_BYTES, (integers + ranks * _SLOTS) * 8
         ).reshape(ranks, _PHASE_BYTES)

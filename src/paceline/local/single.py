@@ -10,14 +10,9 @@ from paceline.local.base import (
     LocalStrategy,
     OptimizerState,
     StepResult,
-    autocast,
     clip_gradients,
-    count_correct,
-    full_precision,
-    layout,
-    mean_loss_part,
+    gradients,
     prepare_model,
-    seed_step,
 )
 from paceline.local.cores import set_threads
 from paceline.local.state import read_state, write_state
@@ -37,22 +32,16 @@ class Threads(LocalStrategy):
         self._named = [(n, p) for n, p in self._model.named_parameters() if p.requires_grad]
         self._optimizer = job.build_optimizer([p for _, p in self._named])
 
-    def update(self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int) -> StepResult:
-        job, count = self.job, len(targets)
-        seed_step(job.seed, step, self.worker)
-        inputs, targets = layout(job, inputs), targets.to(job.device)
-        with autocast(job):
-            outputs = full_precision(self._forward(inputs))
-        loss = job.loss(outputs, targets)
-        mean_loss_part(loss, count, total).backward()  # type: ignore[no-untyped-call]
-        clip_gradients((p for _, p in self._named), job.clip_norm)
+    def update(
+        self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
+    ) -> StepResult:
+        result = gradients(
+            self.job, self._forward, inputs, targets, total, step, worker=self.worker
+        )
+        clip_gradients((p for _, p in self._named), self.job.clip_norm)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return StepResult(
-            loss_sum=float(loss.detach()) * count,
-            correct=count_correct(outputs, targets),
-            samples=count,
-        )
+        return result
 
     @property
     def model(self) -> nn.Module:

@@ -161,7 +161,7 @@ class Checkpoints:
         best = self.folder / "best"
         kept = {path.name for path in self._all()[-self.keep :]}
         if best.is_symlink():
-            kept.add(os.readlink(best))
+            kept.add(best.readlink().name)
         for path in self._all():
             if path.name not in kept:
                 shutil.rmtree(path, ignore_errors=True)

@@ -48,9 +48,7 @@ def evaluate(strategy: LocalStrategy, job: Job, source: Source, team: Team) -> S
     total_loss, total_correct, total_top5, total = team.sum(
         [loss_sum, correct, top5, samples], "evaluate"
     )
-    return Score(
-        loss=total_loss / total, accuracy=total_correct / total, top5=total_top5 / total
-    )
+    return Score(loss=total_loss / total, accuracy=total_correct / total, top5=total_top5 / total)
 
 
 def _ranked_hits(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[int, int]:

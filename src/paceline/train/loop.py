@@ -181,9 +181,7 @@ class Trainer:
             rate_at(self.config.optimizer, update=update, updates=self.updates, peak=self.peak)
         )
         result = self.strategy.update(batch.inputs, batch.targets, batch.total, update)
-        self.tally.add(
-            loss_sum=result.loss_sum, correct=result.correct, samples=result.samples
-        )
+        self.tally.add(loss_sum=result.loss_sum, correct=result.correct, samples=result.samples)
         self.tally.read_seconds += batch.wait_seconds
         loss = result.loss_sum / result.samples if result.samples else None
         if loss is not None:

@@ -81,9 +81,8 @@ class PlainView:
         self._done += 1
         if time.monotonic() - self._said >= LINE_SECONDS:
             self._said = time.monotonic()
-            self.say(
-                f"epoch {self._epoch}/{self._epochs}  {self._done}/{self._steps}  {self._speed.text}"
-            )
+            done = f"{self._done}/{self._steps}"
+            self.say(f"epoch {self._epoch}/{self._epochs}  {done}  {self._speed.text}")
 
     def end_epoch(self, line: dict[str, Any], epochs: int) -> None:
         self.say(epoch_text(line, epochs))

@@ -34,7 +34,8 @@ class StopSignals:
             yield self  # Python lets only the main thread handle signals
             return
         before = {
-            number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)
+            number: signal.signal(number, self._handle)
+            for number in (signal.SIGINT, signal.SIGTERM)
         }
         try:
             yield self

@@ -1,0 +1,217 @@
+"""Gradients summed and weights updated piece by piece, each rank its own pieces.
+
+The parameters that a group of ranks trains together are laid end to end and cut
+into as many equal pieces as there are ranks. Every rank publishes the parts of
+its gradient that others own, waits once, adds what the others published to its
+own pieces, updates them, and waits again. A byte of gradient is written and
+read (R-1)/R times, and the update itself is divided by R.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from paceline.local.base import Job, OptimizerState
+from paceline.local.shared import LINE, SharedModel, memory_view
+
+_UNIT = LINE // 4
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part of one parameter, in its memory order."""
+
+    name: str
+    start: int
+    end: int
+
+
+def divide(sizes: Sequence[tuple[str, int]], ranks: int) -> list[list[Piece]]:
+    """Cut parameters, laid end to end, into one list of pieces per rank of equal size.
+
+    >>> divide([("a", 40), ("b", 24)], 2)[1]
+    [Piece(name='a', start=32, end=40), Piece(name='b', start=0, end=24)]
+    """
+    total = sum(size for _, size in sizes)
+    bounds = [round(total * rank / ranks / _UNIT) * _UNIT for rank in range(ranks)] + [total]
+    result: list[list[Piece]] = [[] for _ in range(ranks)]
+    at = 0
+    for name, size in sizes:
+        for rank in range(ranks):
+            start, end = max(at, bounds[rank]), min(at + size, bounds[rank + 1])
+            if start < end:
+                result[rank].append(Piece(name, start - at, end - at))
+        at += size
+    return result
+
+
+class PieceUpdate:
+    """One rank's part of the update of parameters that a group of ranks trains together."""
+
+    def __init__(
+        self, shared: SharedModel, job: Job, *, names: Sequence[str], group: Sequence[int]
+    ) -> None:
+        """`names`: the parameters; `group`: the local ranks that all compute their gradients."""
+        self.shared, self.job, self.board = shared, job, shared.board
+        self.names, self.group = list(names), list(group)
+        sizes = [(name, shared.parameters[name].numel()) for name in names]
+        divided = divide(sizes, len(self.group))
+        mine = self.group.index(self.board.rank)
+        self._own = divided[mine]
+        self._foreign: dict[str, list[Piece]] = {name: [] for name in names}
+        for owner, pieces in enumerate(divided):
+            if owner != mine:
+                for piece in pieces:
+                    self._foreign[piece.name].append(piece)
+        self._weights = [self._slice(shared.weights, piece) for piece in self._own]
+        self.optimizer = job.build_optimizer(self._weights) if self._weights else None
+        self._others = [rank for rank in self.group if rank != self.board.rank]
+        self._published: set[str] = set()
+
+    def _slice(self, flat: torch.Tensor, piece: Piece) -> torch.Tensor:
+        return self.shared.place(flat, piece.name)[piece.start : piece.end]
+
+    def publish(self, name: str) -> None:
+        """Copy to shared memory what other ranks own of a parameter's gradient."""
+        parameter = self.shared.parameters[name]
+        region = self.shared.gradients(self.board.rank)
+        self._published.add(name)
+        if parameter.grad is None:
+            for piece in self._foreign[name]:
+                self._slice(region, piece).zero_()
+            return
+        gradient = memory_view(parameter.grad, parameter)
+        for piece in self._foreign[name]:
+            self._slice(region, piece).copy_(gradient[piece.start : piece.end])
+
+    def publish_while_computing(self) -> None:
+        """From now on, publish each gradient as soon as the backward pass has it."""
+        for name in self.names:
+            if self._foreign[name]:
+                self.shared.parameters[name].register_post_accumulate_grad_hook(
+                    lambda _, name=name: self.publish(name)  # type: ignore[misc]
+                )
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Sum gradients over the group and update; every rank of the node calls it."""
+        for name in self.names:
+            if name not in self._published and self._foreign[name]:
+                self.publish(name)
+        self._published.clear()
+        self.board.enter("summing gradients")
+        self.board.barrier("gradients", self.group)
+        for weight, piece in zip(self._weights, self._own, strict=True):
+            weight.grad = self._summed(piece)
+        self._clip()
+        if self.optimizer is not None:
+            self.optimizer.step()
+        for name in self.names:
+            self.shared.parameters[name].grad = None
+        self.board.barrier("weights")
+
+    def _summed(self, piece: Piece) -> torch.Tensor:
+        parameter = self.shared.parameters[piece.name]
+        if parameter.grad is None:
+            total = torch.zeros(piece.end - piece.start)
+        else:
+            total = memory_view(parameter.grad, parameter)[piece.start : piece.end]
+        for rank in self._others:
+            total += self._slice(self.shared.gradients(rank), piece)
+        return total
+
+    def _clip(self) -> None:
+        """Shorten the gradient of the whole model, of which this rank sees only pieces."""
+        limit = self.job.clip_norm
+        if limit is None:
+            return
+        square = sum(
+            float(weight.grad.double().square().sum())
+            for weight in self._weights
+            if weight.grad is not None
+        )
+        norm = self.board.sum([square], "clip")[0] ** 0.5
+        if norm > limit:
+            for weight in self._weights:
+                assert weight.grad is not None
+                weight.grad.mul_(limit / (norm + 1e-6))
+
+    def set_rate(self, rate: float) -> None:
+        """The learning rate from now on."""
+        if self.optimizer is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+
+    def state(self) -> OptimizerState:
+        """The whole model's optimizer state, on the first rank; every rank calls it."""
+        mine = self._entries()
+        notes = self.shared.exchange_notes(
+            {
+                "whole": sorted({k for e in mine.values() for k, v in e.items() if v.dim() > 0}),
+                "numbers": {
+                    piece.name: {k: v.item() for k, v in mine[i].items() if v.dim() == 0}
+                    for i, piece in enumerate(self._own)
+                    if i in mine
+                },
+            }
+        )
+        result: OptimizerState = {}
+        for entry in sorted({name for note in notes for name in note["whole"]}):
+            self._publish_entry(mine, entry)
+            self.board.barrier("optimizer state")
+            if self.board.rank == 0:
+                self._collect_entry(result, entry, notes)
+            self.board.barrier("optimizer state")
+        if self.board.rank == 0:
+            for note in notes:
+                for name, numbers in note["numbers"].items():
+                    tensors = {key: torch.tensor(value) for key, value in numbers.items()}
+                    result.setdefault(name, {}).update(tensors)
+        return result
+
+    def _entries(self) -> dict[int, dict[str, torch.Tensor]]:
+        if self.optimizer is None:
+            return {}
+        return {
+            index: {k: v for k, v in entries.items() if isinstance(v, torch.Tensor)}
+            for index, weight in enumerate(self._weights)
+            if (entries := self.optimizer.state.get(weight))
+        }
+
+    def _publish_entry(self, mine: dict[int, dict[str, torch.Tensor]], entry: str) -> None:
+        """Put one entry of the pieces this rank owns into the first rank's gradient region."""
+        region = self.shared.gradients(0)
+        for index, piece in enumerate(self._own):
+            value = mine.get(index, {}).get(entry)
+            if value is not None:
+                self._slice(region, piece).copy_(value)
+
+    def _collect_entry(
+        self, result: OptimizerState, entry: str, notes: list[dict[str, dict[str, object]]]
+    ) -> None:
+        known = {name for note in notes for name in note["numbers"]}
+        for name, parameter in self.shared.parameters.items():
+            if not parameter.requires_grad or (known and name not in known):
+                continue
+            whole = torch.empty_like(parameter)
+            memory_view(whole, whole).copy_(self.shared.place(self.shared.gradients(0), name))
+            result.setdefault(name, {})[entry] = whole
+
+    def load_state(self, state: OptimizerState) -> None:
+        """Take this rank's pieces out of a whole state."""
+        if self.optimizer is None:
+            return
+        for weight, piece in zip(self._weights, self._own, strict=True):
+            parameter = self.shared.parameters[piece.name]
+            entries = {}
+            for key, value in state.get(piece.name, {}).items():
+                if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                    vector = memory_view(value, parameter)
+                    entries[key] = vector[piece.start : piece.end].clone()
+                else:
+                    entries[key] = value.clone() if isinstance(value, torch.Tensor) else value
+            if entries:
+                self.optimizer.state[weight] = entries

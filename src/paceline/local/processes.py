@@ -1,0 +1,80 @@
+"""`processes`: P ranks x T threads, each on its part of the batch, on cores of its own."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from paceline.errors import StrategyError
+from paceline.local.base import (
+    Job,
+    LocalStrategy,
+    OptimizerState,
+    StepResult,
+    gradients,
+    prepare_model,
+)
+from paceline.local.cores import set_threads
+from paceline.local.pieces import PieceUpdate
+from paceline.local.shared import SharedModel
+
+
+class Processes(LocalStrategy):
+    """Data parallel on one node, the weights shared, gradients summed in shared memory.
+
+    Every rank updates its own piece of the weights (see `pieces`). Dropout draws
+    different numbers on each rank. BatchNorm normalises each rank's part by
+    itself, and the running statistics that are kept are the first rank's.
+    """
+
+    name = "processes"
+    summary = "P processes x T threads, gradients summed in shared memory"
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        if not job.elementwise:
+            raise StrategyError(
+                "an optimizer of your own sees whole parameters, but shared memory divides them:"
+                " set local.sync = 'ddp', or use local.strategy = 'threads'"
+            )
+        set_threads(job.node.threads)
+        self._shared = SharedModel(prepare_model(job), job)
+        trained = [n for n, p in self._shared.parameters.items() if p.requires_grad]
+        self._pieces = PieceUpdate(
+            self._shared, job, names=trained, group=range(self._shared.board.ranks)
+        )
+        self._pieces.publish_while_computing()
+
+    @property
+    def worker(self) -> int:
+        return self.job.context.local_rank
+
+    @property
+    def workers(self) -> int:
+        return self.job.context.local_size
+
+    @property
+    def model(self) -> nn.Module:
+        return self._shared.model
+
+    def update(
+        self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
+    ) -> StepResult:
+        result = gradients(self.job, self.model, inputs, targets, total, step, self.worker)
+        self._pieces.step()
+        return result
+
+    def prepare_evaluation(self) -> None:
+        self._shared.share_buffers(lambda name: 0)
+
+    def set_rate(self, rate: float) -> None:
+        self._pieces.set_rate(rate)
+
+    def optimizer_state(self) -> OptimizerState:
+        return self._pieces.state()
+
+    def load_optimizer_state(self, state: OptimizerState) -> None:
+        self._pieces.load_state(state)
+
+    def load_weights(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._shared.load(tensors)
