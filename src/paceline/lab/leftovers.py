@@ -14,7 +14,7 @@ from pathlib import Path
 from paceline.lab import supervisor
 from paceline.lab.construction import PREFIX
 
-__all__ = ["clean"]
+__all__ = ["clean", "find_groups", "find_states"]
 
 _NAME = re.compile(re.escape(PREFIX) + r"(\d+)-\d+")
 # A lab makes its directory a moment before it locks it.
@@ -25,9 +25,9 @@ def clean() -> list[str]:
     """Remove the leftovers of dead labs; returns one line for each thing removed."""
     removed: list[str] = []
     living: set[str] = set()
-    for state in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")):
+    for state in find_states():
         match = _NAME.match(state.name)
-        if match is None or not state.is_dir():
+        if match is None:
             continue
         if _is_alive(state):
             living.add(match.group())
@@ -35,7 +35,7 @@ def clean() -> list[str]:
         removed += [f"process {pid} of {state.name}" for pid in _kill_processes(state)]
         left = supervisor.clear(str(state))
         removed += [] if left else [f"directory {state}"]
-    for group in _groups():
+    for group in find_groups():
         name = _NAME.match(group.name)
         if name is None or name.group() in living or Path(f"/proc/{name.group(1)}").exists():
             continue
@@ -81,7 +81,13 @@ def _kill_processes(state: Path) -> list[int]:
     return killed
 
 
-def _groups() -> list[Path]:
+def find_states() -> list[Path]:
+    """Directories of labs, dead or alive."""
+    folders = sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def find_groups() -> list[Path]:
     """Control groups of labs, wherever they lie."""
     found: list[Path] = []
     for folder, names, _ in os.walk("/sys/fs/cgroup"):
