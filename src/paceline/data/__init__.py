@@ -10,7 +10,14 @@ Importing this package imports no torch; opening a data set does.
 from __future__ import annotations
 
 from paceline.data.base import DataRequest, Dataset, DataSpec, Download, Skipped, Source
-from paceline.data.registry import from_datasets, names, open_dataset, spec
+from paceline.data.registry import (
+    folders_below,
+    from_datasets,
+    is_here,
+    names,
+    open_dataset,
+    spec,
+)
 
 __all__ = [
     "DataRequest",
@@ -19,7 +26,9 @@ __all__ = [
     "Download",
     "Skipped",
     "Source",
+    "folders_below",
     "from_datasets",
+    "is_here",
     "names",
     "open_dataset",
     "spec",

@@ -42,6 +42,9 @@ class MapSource(Source):
     def fetch(
         self, indices: np.ndarray, *, epoch: int, augment: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not len(indices):  # A worker whose share of this batch is nothing.
+            first_input, first_target = self._items(np.array([0]), epoch=0)
+            return first_input[:0], first_target[:0]
         # Without augmentation every epoch sees the same samples, so that tests can be compared.
         return self._items(indices, epoch=epoch + 1 if augment else 0)
 

@@ -87,6 +87,25 @@ def _open(request: DataRequest) -> Dataset:
     return _open_folder(request, folder)
 
 
+def is_here(request: DataRequest) -> bool:
+    """Whether the files of a data set are in place; they are not opened."""
+    finders = {
+        "digits": ("paceline.data.digits", "digits_file"),
+        "mnist": ("paceline.data.mnist", "mnist_folder"),
+        "cifar10": ("paceline.data.cifar10", "cifar10_place"),
+    }
+    if request.name == "image_folder":
+        return bool(folders_below(request.root))
+    if request.name not in finders:
+        return request.name in _OPENERS or find_folder(request) is not None
+    try:
+        finder = _load(*finders[request.name])
+        finder() if request.name == "digits" else finder(request)
+    except DataError:
+        return False
+    return True
+
+
 def find_folder(request: DataRequest) -> Path | None:
     """The folder that the request names: by its path, or by its name below the root."""
     places = [Path(request.name).expanduser()]
