@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import dump_config, load_config, with_versions
 from paceline.config.environment import data_root
-from paceline.errors import ConfigError, RunDirectoryError
-from paceline.plan import asked_node, asked_plan
+from paceline.errors import RunDirectoryError
+from paceline.plan import (
+    asked_node,
+    asked_plan,
+    plan_from_race,
+    refuse_options_without_strategy,
+)
 from paceline.run import RunDirectory, create_run, open_run
-from paceline.schema import Config, Plan, encode, read_json, write_json
+from paceline.schema import Config, Plan, Race, encode, read_json, write_json
 
 if TYPE_CHECKING:
     from paceline.train.parts import Given
@@ -108,9 +113,7 @@ def resolve(config: Config) -> Config:
         dataclasses.replace(
             config,
             workload=work,
-            data=dataclasses.replace(
-                config.data, root=str(Path(root).resolve()) if root else None
-            ),
+            data=dataclasses.replace(config.data, root=str(Path(root).resolve()) if root else None),
         )
     )
 
@@ -128,7 +131,7 @@ def run_training(start: Start) -> Result:
     config, run = start.config, start.run
     plan = start.plan
     if plan is None:
-        plan = choose_plan(config)
+        plan = choose_plan(start)
     write_json(run.plan, plan)
     node = plan.nodes[0]
     if node.ranks == 1:
@@ -136,7 +139,11 @@ def run_training(start: Start) -> Result:
         from paceline.train.progress import make_view
 
         task = Task(
-            config=config, plan=plan, run=run, given=start.given, view=make_view(silent=start.silent)
+            config=config,
+            plan=plan,
+            run=run,
+            given=start.given,
+            view=make_view(silent=start.silent),
         )
         outcome = train(task)
         return Result(run=run.path, summary=outcome.summary, exit_code=outcome.exit_code)
@@ -147,16 +154,51 @@ def run_training(start: Start) -> Result:
     return Result(run=run.path, summary=summary, exit_code=code)
 
 
-def choose_plan(config: Config) -> Plan:
-    """The plan for this machine."""
+def choose_plan(start: Start) -> Plan:
+    """The plan for this machine: what was asked for, or what a race finds."""
     from paceline.local.cores import usable_cores
 
-    cores = usable_cores()
-    elementwise = ":" not in config.optimizer.name
-    settings = config.local
-    if settings.strategy == "auto":
-        settings = dataclasses.replace(settings, strategy="threads")
-        reason = "auto"
-    else:
-        reason = f"local.strategy = {settings.strategy!r} was asked for"
-    return asked_plan(config, asked_node(settings, cores, elementwise=elementwise), reason)
+    config = start.config
+    if config.local.strategy != "auto":
+        node = asked_node(
+            config.local, usable_cores(), elementwise=_has_elementwise_optimizer(start)
+        )
+        return asked_plan(config, node, f"local.strategy = {node.strategy!r} was asked for")
+    refuse_options_without_strategy(config.local)
+    found, cached = race(
+        config, given=start.given, again=start.again, quiet=start.silent, say=start.say
+    )
+    write_json(start.run.race, found)
+    for warning in found.warnings:
+        start.say(f"warning: {warning}")
+    start.say(f"{'race (from the cache)' if cached else 'race'}: {found.decision}")
+    return plan_from_race(config, found)
+
+
+def race(
+    config: Config,
+    *,
+    given: Given | None = None,
+    again: bool = False,
+    seconds: float = 40.0,
+    quiet: bool = False,
+    say: Callable[[str], None] = print,
+) -> tuple[Race, bool]:
+    """Race this machine's strategies for a configuration; True when it came from the cache."""
+    from paceline.measure.race import RaceRequest, run_race
+
+    request = RaceRequest(
+        config=config,
+        batch_size=config.workload.global_batch(1),
+        given=given,
+        again=again,
+        seconds=seconds,
+        quiet=quiet,
+        say=say,
+    )
+    return run_race(request)
+
+
+def _has_elementwise_optimizer(start: Start) -> bool:
+    own = start.given is not None and start.given.optimizer is not None
+    return not own and ":" not in start.config.optimizer.name

@@ -19,6 +19,7 @@ from paceline.errors import PacelineError
 # name -> (module with a click command called `command`, one line for --help)
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("paceline.commands.train", "Train a model; with no argument, the embedded default."),
+    "race": ("paceline.commands.race", "Find the fastest way to train on this machine."),
     "models": ("paceline.commands.models", "List the models, or print one layer by layer."),
     "data": ("paceline.commands.data", "List the data sets, inspect one, or download one."),
     "doctor": ("paceline.commands.doctor", "Check this machine: cores, memory, versions, data."),

@@ -60,7 +60,11 @@ def command(
         chosen = api.plan_beside(config)
     result = api.run_training(
         api.Start(
-            config=settings, run=directory, plan=chosen, silent=as_json, again=again,
+            config=settings,
+            run=directory,
+            plan=chosen,
+            silent=as_json,
+            again=again,
             say=(lambda text: None) if as_json else click.echo,
         )
     )

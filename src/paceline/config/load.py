@@ -99,5 +99,5 @@ def _check_names(config: Config) -> None:
     loss = config.workload.loss
     if loss != "cross_entropy" and ":" not in loss:
         raise ConfigError(
-            f"workload.loss = {loss!r} is not cross_entropy, nor a reference as \"module:callable\""
+            f'workload.loss = {loss!r} is not cross_entropy, nor a reference as "module:callable"'
         )

@@ -1,1 +1,1 @@
-"""cost."""
+"""What things cost: pure functions of plain numbers, no torch."""

@@ -15,7 +15,6 @@ import torch
 from paceline.data.base import Source
 from paceline.data.sampler import GlobalSampler, apportion
 
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

@@ -27,7 +27,9 @@ def apportion(count: int, shares: Sequence[float]) -> list[int]:
     """
     total = math.fsum(shares)
     if not shares or total <= 0 or any(share < 0 or not math.isfinite(share) for share in shares):
-        raise ConfigError(f"shares {list(shares)} must be numbers of at least 0, one of them above 0")
+        raise ConfigError(
+            f"shares {list(shares)} must be numbers of at least 0, one of them above 0"
+        )
     exact = [count * share / total for share in shares]
     parts = [math.floor(value + 1e-9) for value in exact]
     order = sorted(range(len(shares)), key=lambda i: (parts[i] - exact[i], i))

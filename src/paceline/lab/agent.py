@@ -333,57 +333,105 @@ def serve(config_path: str) -> None:
 
 # ssh options that take a value, so that it is not mistaken for the host.
 SSH_OPTIONS_WITH_VALUE = "BbcDEeFIiJLlmOopQRSWw"
+SSH_CONNECT_SECONDS = 10.0
+# What ARP takes to find out that no one is there.
+NO_ROUTE_SECONDS = 3.0
 
 
-def ssh(state: str, arguments: list[str]) -> int:
-    """Stand in for `ssh [options] HOST [command]`, with its exit codes."""
-    options, rest = [], list(arguments)
-    while rest and rest[0].startswith("-"):
-        option = rest.pop(0)
-        options.append(option)
-        if len(option) == 2 and option[1] in SSH_OPTIONS_WITH_VALUE and rest:
-            options[-1] += rest.pop(0)
-    if not rest:
-        print("usage: ssh [options] [user@]HOST [command]", file=sys.stderr)
+class Ssh:
+    """Stands in for `ssh [options] HOST [command]`, with its exit codes and its silences.
+
+    It reaches an agent by a Unix socket and not over the lab's links, so it looks
+    at what was done to the hosts and behaves as if it had gone over them.
+    """
+
+    def __init__(self, state: str, arguments: list[str]) -> None:
+        self.state = state
+        self.flags: list[str] = []
+        self.settings: dict[str, str] = {}
+        self.rest = list(arguments)
+        while self.rest and self.rest[0].startswith("-"):
+            option = self.rest.pop(0)
+            self.flags.append(option)
+            if len(option) == 2 and option[1] in SSH_OPTIONS_WITH_VALUE and self.rest:
+                option += self.rest.pop(0)
+            if option.startswith("-o"):
+                name, _, value = option[2:].replace("=", " ").strip().partition(" ")
+                self.settings[name.lower()] = value.strip()
+
+    def seconds(self, name: str, default: float) -> float:
+        """A setting given by `-o NAME=VALUE`."""
+        try:
+            return float(self.settings[name.lower()])
+        except (KeyError, ValueError):
+            return default
+
+    def is_cut(self, *hosts: str) -> bool:
+        """Whether a link on the way carries nothing."""
+        return any(os.path.exists(f"{self.state}/{host}.cut") for host in hosts)  # noqa: PTH110
+
+    def run(self) -> int:
+        """The exit code: the command's, or 255 when the host was not reached."""
+        if not self.rest:
+            return self.fail("usage: ssh [options] [user@]HOST [command]")
+        self.wanted = self.rest.pop(0).rpartition("@")[2]
+        with open(f"{self.state}/hosts.json") as file:  # noqa: PTH123
+            hosts: dict[str, str] = json.load(file)
+        names = [name for name, address in hosts.items() if self.wanted in (name, address)]
+        if not names:
+            return self.fail(f"ssh: Could not resolve hostname {self.wanted}: not in this lab")
+        own = os.environ.get("PACELINE_LAB_HOST", "")
+        self.way = () if names[0] == own else (names[0], own)
+        connect_seconds = self.seconds("ConnectTimeout", SSH_CONNECT_SECONDS)
+        lost = not os.path.exists(f"{self.state}/{names[0]}.socket")  # noqa: PTH110
+        if self.is_cut(*self.way) and not lost:
+            time.sleep(connect_seconds)
+            return self.fail(f"ssh: connect to host {self.wanted} port 22: Connection timed out")
+        try:
+            connection = self.call(f"{self.state}/{names[0]}.socket")
+        except OSError:
+            time.sleep(min(NO_ROUTE_SECONDS, connect_seconds))
+            return self.fail(f"ssh: connect to host {self.wanted} port 22: No route to host")
+        return self.attend(connection)
+
+    def call(self, path: str) -> socket.socket:
+        """Ask the agent to start the command with our own standard streams."""
+        command = ["/bin/sh", "-c", " ".join(self.rest)] if self.rest else ["/bin/sh"]
+        no_input = "-n" in self.flags or "-f" in self.flags
+        source = os.open(os.devnull, os.O_RDONLY) if no_input else 0
+        request = {"do": "start", "argv": command, "env": None, "cwd": None}
+        return call(path, {**request, "hang_up": "-t" in self.flags}, [source, 1, 2])
+
+    def attend(self, connection: socket.socket) -> int:
+        """Wait for the end of the command, or of the host."""
+        while True:
+            message, _ = receive(connection)
+            for each in [] if message is None else [message, *message.get("then", [])]:
+                if "exit" in each:
+                    self.hear_nothing_while_cut()
+                    code: int = each["exit"]
+                    return 255 if code < 0 else code
+                if "error" in each:
+                    return self.fail(f"ssh: {each['error']}")
+            if message is None:
+                self.hear_nothing_while_cut()
+                return self.fail(f"Connection to {self.wanted} closed by remote host.")
+
+    def hear_nothing_while_cut(self) -> None:
+        """A dead link tells no one that the command, or the host, has ended."""
+        alive = self.seconds("ServerAliveInterval", 0) * self.seconds("ServerAliveCountMax", 3)
+        deadline = time.monotonic() + alive if alive else float("inf")
+        while self.is_cut(*self.way):
+            if time.monotonic() > deadline:
+                sys.exit(self.fail(f"Timeout, server {self.wanted} not responding."))
+            time.sleep(0.1)
+
+    def fail(self, words: str) -> int:
+        print(words, file=sys.stderr)
         return 255
-    wanted = rest.pop(0).rpartition("@")[2]
-    with open(f"{state}/hosts.json") as file:  # noqa: PTH123
-        hosts: dict[str, str] = json.load(file)
-    name = next((name for name, address in hosts.items() if wanted in (name, address)), None)
-    if name is None:
-        print(f"ssh: Could not resolve hostname {wanted}: not in this lab", file=sys.stderr)
-        return 255
-    own = os.environ.get("PACELINE_LAB_HOST", "")
-    if name != own and any(os.path.exists(f"{state}/{each}.cut") for each in (name, own)):  # noqa: PTH110
-        timeouts = [text[16:] for text in options if text.lower().startswith("-oconnecttimeout=")]
-        time.sleep(float(timeouts[0].lstrip("=")) if timeouts else 10.0)
-        print(f"ssh: connect to host {wanted} port 22: Connection timed out", file=sys.stderr)
-        return 255
-    command = ["/bin/sh", "-c", " ".join(rest)] if rest else ["/bin/sh"]
-    empty = os.open(os.devnull, os.O_RDONLY) if "-n" in options or "-f" in options else 0
-    request = {"do": "start", "argv": command, "env": None, "cwd": None}
-    try:
-        connection = call(
-            f"{state}/{name}.socket", {**request, "hang_up": "-t" in options}, [empty, 1, 2]
-        )
-    except OSError:
-        print(f"ssh: connect to host {wanted} port 22: No route to host", file=sys.stderr)
-        return 255
-    while True:
-        message, _ = receive(connection)
-        for each in [] if message is None else [message, *message.get("then", [])]:
-            if "exit" in each:
-                code: int = each["exit"]
-                return 255 if code < 0 else code
-            if "error" in each:
-                print(f"ssh: {each['error']}", file=sys.stderr)
-                return 255
-        if message is None:
-            print(f"Connection to {wanted} closed by remote host.", file=sys.stderr)
-            return 255
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
         serve(sys.argv[2])
-    sys.exit(ssh(sys.argv[2], sys.argv[3:]))
+    sys.exit(Ssh(sys.argv[2], sys.argv[3:]).run())

@@ -187,6 +187,7 @@ class Lab:
         """The power of a host fails: silence on its link, its processes gone."""
         if self.emulated:
             self._switch(network.cut(self.spec.host(host).name), host)
+            (self._built.state / f"{host}.cut").touch()
         self._end_host(host, "killed")
 
     def shutdown(self, host: str) -> None:

@@ -20,8 +20,10 @@ from paceline.errors import DeadlineError, WorkerError
 
 _PHASE_BYTES = 64
 _SLOTS = 32
-_HEADER = 8  # numbers: [0] stop_at, [1] abort
+_HEADER = 8  # numbers: [0] stop_at, [1] abort, [2] bytes of the announcement
+_ANNOUNCEMENT_BYTES = 16384
 _BEAT_SECONDS = 0.25
+_EVERYONE, _ACTIVE = 0, 3  # columns that count barriers
 
 
 def anonymous_memory(name: str) -> int:
@@ -38,11 +40,15 @@ def anonymous_memory(name: str) -> int:
 class Board:
     """What the ranks of one node know of each other at any moment.
 
-    Every rank writes only its own row. `int64` rows: barriers passed, update,
-    heartbeat (ns). `float64` rows: slots for small sums. Bytes: what it is doing.
+    Every rank writes only its own row. `int64` rows: barriers of all ranks passed,
+    update, heartbeat (ns), barriers of the active ranks passed. `float64` rows:
+    slots for small sums. Bytes: what it is doing.
+
+    Of all ranks, the first `ranks` are active; in a race the others stand by.
     """
 
     def __init__(self, descriptor: int, *, ranks: int, rank: int, deadline: float = 60.0) -> None:
+        self.size = ranks
         self.ranks = ranks
         self.rank = rank
         self.deadline = deadline
@@ -59,6 +65,8 @@ class Board:
         self._phases = np.frombuffer(
             self._memory, np.uint8, ranks * _PHASE_BYTES, (integers + ranks * _SLOTS) * 8
         ).reshape(ranks, _PHASE_BYTES)
+        end = (integers + ranks * _SLOTS) * 8 + ranks * _PHASE_BYTES
+        self._announcement = np.frombuffer(self._memory, np.uint8, _ANNOUNCEMENT_BYTES, end)
         self._longest_gap = 0.0
         self._last_barrier = time.monotonic()
         self._beating: threading.Thread | None = None
@@ -66,7 +74,8 @@ class Board:
 
     @staticmethod
     def _size(ranks: int) -> int:
-        return (_HEADER + ranks * 4 + ranks * _SLOTS) * 8 + ranks * _PHASE_BYTES
+        rows = (_HEADER + ranks * 4 + ranks * _SLOTS) * 8 + ranks * _PHASE_BYTES
+        return rows + _ANNOUNCEMENT_BYTES
 
     # --- who is where -------------------------------------------------------
 
@@ -116,17 +125,34 @@ class Board:
 
     # --- agreeing -----------------------------------------------------------
 
-    def barrier(self, name: str, members: Sequence[int] | None = None) -> None:
-        """Wait until every member has arrived as often as this rank."""
+    def activate(self, ranks: int) -> None:
+        """From now on only the first `ranks` take part; every rank of the node calls it."""
+        self.ranks = ranks
+        self._rows[self.rank, _ACTIVE] = 0
+        self.barrier("activation", range(self.size), column=_EVERYONE)
+
+    def barrier(
+        self,
+        name: str,
+        members: Sequence[int] | None = None,
+        *,
+        column: int = _ACTIVE,
+        patient: bool = False,
+    ) -> None:
+        """Wait until every member (by default: every active rank) has arrived as often as this.
+
+        `patient`: without a deadline, for ranks that stand by while another works.
+        """
         group = list(range(self.ranks)) if members is None else list(members)
         if len(group) == 1:
             return
         now = time.monotonic()
-        self._longest_gap = max(self._longest_gap, now - self._last_barrier)
+        if not patient:
+            self._longest_gap = max(self._longest_gap, now - self._last_barrier)
         limit = max(self.deadline, 10 * self._longest_gap)
-        target = int(self._rows[self.rank, 0]) + 1
-        self._rows[self.rank, 0] = target
-        arrivals = self._rows[:, 0]
+        target = int(self._rows[self.rank, column]) + 1
+        self._rows[self.rank, column] = target
+        arrivals = self._rows[:, column]
         spins = 0
         while any(arrivals[member] < target for member in group):
             spins += 1
@@ -135,15 +161,15 @@ class Board:
             if spins < 200:
                 os.sched_yield()
                 continue
-            time.sleep(0.0001)
-            if spins % 1000 == 0 and time.monotonic() - now > limit:
-                self._raise_deadline(name, group, target, limit)
+            # Longer and longer: a rank that stands by must not cost the others their core.
+            time.sleep(min(0.002, 0.0001 * (1 + spins / 1000)))
+            if not patient and spins % 100 == 0 and time.monotonic() - now > limit:
+                self._raise_deadline(name, [r for r in group if arrivals[r] < target], limit)
             if self._header[1]:
                 raise WorkerError("another rank failed")
         self._last_barrier = time.monotonic()
 
-    def _raise_deadline(self, name: str, group: list[int], target: int, limit: float) -> None:
-        late = [rank for rank in group if self._rows[rank, 0] < target]
+    def _raise_deadline(self, name: str, late: list[int], limit: float) -> None:
         places = ", ".join(
             f"rank {rank} (in {self.phase(rank) or 'start-up'} of update {self.update(rank)})"
             for rank in late
@@ -163,9 +189,23 @@ class Board:
             raise ValueError(f"{len(values)} values do not fit into {_SLOTS} slots")
         self._slots[self.rank, : len(values)] = values
         self.barrier(name)
-        total = self._slots[:, : len(values)].sum(axis=0)
+        total = self._slots[: self.ranks, : len(values)].sum(axis=0)
         self.barrier(name)
         return [float(value) for value in total]
+
+    def announce(self, text: str | None = None) -> str:
+        """The first rank's text, on every rank; the others stand by until it comes."""
+        if self.rank == 0:
+            data = (text or "").encode()
+            if len(data) > _ANNOUNCEMENT_BYTES:
+                raise ValueError(f"{len(data)} bytes do not fit into {_ANNOUNCEMENT_BYTES}")
+            self._announcement[: len(data)] = np.frombuffer(data, np.uint8)
+            self._header[2] = len(data)
+        everyone = range(self.size)
+        self.barrier("announcement", everyone, column=_EVERYONE, patient=True)
+        result = bytes(self._announcement[: int(self._header[2])]).decode()
+        self.barrier("announcement", everyone, column=_EVERYONE)
+        return result
 
     def close(self) -> None:
         """Stop the heartbeat."""

@@ -9,6 +9,7 @@ from paceline.schema import Config, LocalSettings, NodePlan, Plan
 
 # Settings of [local] that each strategy understands; any other one is refused, not ignored.
 OPTIONS: dict[str, tuple[str, ...]] = {
+    "auto": (),
     "sequential": (),
     "threads": ("threads",),
     "replicas": ("replicas", "threads"),
@@ -65,6 +66,11 @@ def _staged_node(settings: LocalSettings, cores: int) -> NodePlan:
         schedule=settings.schedule,
         split_at=settings.split_at,
     )
+
+
+def refuse_options_without_strategy(settings: LocalSettings) -> None:
+    """With "auto" the race sets the options; one that was asked for would be ignored."""
+    _refuse_foreign_options(settings)
 
 
 def _refuse_foreign_options(settings: LocalSettings) -> None:

@@ -1,1 +1,1 @@
-"""report."""
+"""The reporting stage: what people look at. Imports no torch."""

@@ -24,7 +24,10 @@ _PLAIN = {str: "a text", int: "a whole number", float: "a number", bool: "true o
 
 
 def rule(
-    *, default: Any = dataclasses.MISSING, minimum: float | None = None, maximum: float | None = None
+    *,
+    default: Any = dataclasses.MISSING,
+    minimum: float | None = None,
+    maximum: float | None = None,
 ) -> Any:
     """A dataclass field with bounds that `decode` and `check_bounds` enforce."""
     return dataclasses.field(default=default, metadata={"minimum": minimum, "maximum": maximum})
@@ -107,7 +110,9 @@ def _decode_value(kind: Any, value: Any, path: str) -> Any:
         return _decode_union(kind, value, path)
     if origin is typing.Literal:
         choices = typing.get_args(kind)
-        if value not in choices or isinstance(value, bool) != any(c is value for c in (True, False)):
+        if value not in choices or isinstance(value, bool) != any(
+            c is value for c in (True, False)
+        ):
             valid = ", ".join(str(choice) for choice in choices)
             raise ConfigError(f"{path} = {value!r} is not one of its choices: {valid}")
         return value

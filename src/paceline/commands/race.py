@@ -1,0 +1,52 @@
+"""`paceline race`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command("race")
+@click.argument("config", required=False, type=click.Path(path_type=Path))
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a setting.")
+@click.option("--data", "data_root", type=click.Path(path_type=Path), help="Folder of data sets.")
+@click.option("--again", is_flag=True, help="Race even if the result is in the cache.")
+@click.option("--seconds", default=40.0, show_default=True, help="Time for the finals to end in.")
+@click.option("--json", "as_json", is_flag=True, help="Print race.json, and only that.")
+def command(
+    config: Path | None,
+    changes: tuple[str, ...],
+    data_root: Path | None,
+    again: bool,
+    seconds: float,
+    as_json: bool,
+) -> None:
+    """Try every way this machine could train CONFIG, and show which is fastest.
+
+    Short real trials, interleaved; bad candidates stop early. The result is kept
+    in the cache and used by `paceline train` for the same model, batch and machine.
+    """
+    from paceline import api
+    from paceline.config import load_config
+    from paceline.schema import encode
+
+    if data_root is not None:
+        changes = (*changes, f"data.root={json.dumps(str(data_root))}")
+    settings = api.resolve(load_config(config, changes))
+    race, cached = api.race(settings, again=again, seconds=seconds, quiet=as_json)
+    if as_json:
+        click.echo(json.dumps(encode(race), indent=2))
+        return
+    from rich.console import Console
+
+    from paceline.report.tables import race_table
+
+    console = Console()
+    console.print(race_table(race))
+    for warning in race.warnings:
+        console.print(f"warning: {warning}", highlight=False)
+    console.print(f"chosen: {race.decision}", highlight=False)
+    when = f"from the cache, made {race.made}" if cached else f"took {race.seconds:.0f} s"
+    console.print(f"race {when}", highlight=False)

@@ -1,0 +1,56 @@
+"""How much memory a way to train needs, before it is tried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.schema import NodePlan
+
+BASE_MB = 260.0
+"""A Python process with torch loaded and its kernels warm (measured: 230 to 280)."""
+WORKSPACE = 2.0
+"""Gradients of activations and the kernels' scratch, in units of what forward keeps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """What a model takes, independent of how it is run."""
+
+    parameter_mb: float
+    activation_mb: float
+    """What forward keeps for one sample, in fp32."""
+    optimizer_slots: int
+    """Numbers that the optimizer keeps per weight: 0 plain SGD, 1 momentum, 2 Adam."""
+    batch_mb: float = 0.0
+    """One global batch of inputs."""
+
+
+def estimate_mb(footprint: Footprint, node: NodePlan, *, batch_size: int, precision: str) -> float:
+    """Peak memory of all processes of a node together, in MB.
+
+    processes x base + weights + optimizer slots x weights + copies of the gradient
+    + activations of the samples in flight x (1 + workspace)
+
+    Gradients: one copy in one process; one per replica; one private and one
+    published per process; in a pipeline the stages' copies add up to one.
+    """
+    weights = footprint.parameter_mb
+    copies: float = 1.0
+    if node.strategy == "replicas":
+        copies = node.replicas
+    elif node.strategy in ("processes", "hogwild"):
+        copies = 2.0 * node.processes
+        if node.sync == "ddp":
+            copies += (1.0 + footprint.optimizer_slots) * (node.processes - 1) / 1.0
+    elif node.strategy in ("pipeline", "hybrid"):
+        copies = 2.0 * node.replicas
+    kept = footprint.activation_mb * batch_size * (1.0 + WORKSPACE)
+    if precision == "bf16":
+        # Half-size activations, but a bf16 copy of the weights beside the fp32 ones.
+        kept, copies = kept * 0.6, copies + 0.5 * node.workers
+    return (
+        node.ranks * BASE_MB
+        + weights * (1.0 + footprint.optimizer_slots + copies)
+        + kept
+        + 2.0 * footprint.batch_mb
+    )

@@ -1,0 +1,284 @@
+"""`pipeline` and `hybrid`: the model cut into stages, one process each, in R rows."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.errors import DeadlineError, StrategyError, WorkerError
+from paceline.local.base import (
+    Job,
+    LocalStrategy,
+    OptimizerState,
+    StepResult,
+    autocast,
+    count_correct,
+    full_precision,
+    layout,
+    mean_loss_part,
+    prepare_model,
+    seed_step,
+)
+from paceline.local.cores import set_threads
+from paceline.local.cut_graph import ModelGraph, probe, trace
+from paceline.local.cut_measure import Room, balanced_cuts
+from paceline.local.cutting import micro_batch_count
+from paceline.local.group import init_gloo, measure_bandwidth, row_groups
+from paceline.local.pieces import PieceUpdate
+from paceline.local.shared import SharedModel
+from paceline.local.stage_module import Place, build_schedule
+
+
+class Hybrid(LocalStrategy):
+    """R rows of S stages: every row takes its part of the batch in M micro-batches.
+
+    The weights are shared in memory by all ranks; a rank computes the gradients of
+    its stage, and ranks of the same stage sum them. Activations and their gradients
+    travel over Gloo, in bf16 where the stage computes in it.
+
+    Dropout draws different numbers on each rank. BatchNorm normalises every
+    micro-batch by itself, and its running statistics move once per micro-batch; the
+    first row's are kept. With M = 1 and one row both are those of `sequential`.
+
+    A part that M does not divide is cut into the nearest number of equal
+    micro-batches, 1 if need be: the gradient is exact in any case.
+    """
+
+    name = "hybrid"
+    summary = "R rows x S stages, M micro-batches"
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        _check(job)
+        set_threads(job.node.threads)
+        stages, replicas = job.node.stages, job.node.replicas
+        self._shared = SharedModel(prepare_model(job), job)
+        self._board = self._shared.board
+        init_gloo(job)
+        rows = [[row * stages + stage for stage in range(stages)] for row in range(replicas)]
+        self._place = Place(
+            stage=job.context.stage(stages),
+            stages=stages,
+            group=row_groups(rows, self._board.rank),
+        )
+        part = math.ceil(job.batch_size / replicas)
+        size = part // micro_batch_count(part, job.node.micro_batches)
+        sample = _sample(job, self.model, size)
+        self._sample_type = sample.dtype
+        self._graphs = {size: self._trace(sample)}
+        self._cuts = self._agree_on_cuts(self._graphs[size], sample)
+        self._schedules: dict[int, Any] = {}
+        self._owners = self._find_owners(self._graphs[size])
+        self._pieces = PieceUpdate(
+            self._shared,
+            job,
+            names=[n for n, stage in self._owners.items() if self._trains(n, stage)],
+            group=[row * stages + self._place.stage for row in range(replicas)],
+        )
+        self._total = 0
+        self._loss_sum, self._correct = 0.0, 0
+
+    # --- building -------------------------------------------------------------
+
+    def _trace(self, sample: torch.Tensor) -> ModelGraph:
+        return trace(
+            self.model, sample, stages=self._place.stages, context=partial(autocast, self.job)
+        )
+
+    def _agree_on_cuts(self, graph: ModelGraph, sample: torch.Tensor) -> list[int]:
+        """The first rank measures and chooses; all cut at the same places."""
+        node, board = self.job.node, self._board
+        if node.split_at:
+            return graph.resolve(node.split_at)
+        room = Room(
+            bytes_per_second=measure_bandwidth(self.job),
+            memory_limit=_device_memory(self.device),
+            micro_batches=node.micro_batches,
+        )
+        chosen = [0] * (node.stages - 1)
+        board.enter("measuring layers")
+        if board.rank == 0:
+            chosen = balanced_cuts(graph, sample, node.stages, room, partial(autocast, self.job))
+        return [int(position) for position in board.sum([float(c) for c in chosen], "cuts")]
+
+    def _find_owners(self, graph: ModelGraph) -> dict[str, int]:
+        """The stage that uses each parameter and buffer; the first where none does."""
+        bounds = [0, *self._cuts, len(graph.order)]
+        stages: dict[int, int] = {}
+        for stage in range(self._place.stages):
+            for node in graph.order[bounds[stage] : bounds[stage + 1]]:
+                stages |= {id(tensor): stage for tensor in graph.tensors_of(node)}
+        tensors = [*self._shared.parameters.items(), *self.model.named_buffers()]
+        return {name: stages.get(id(tensor), 0) for name, tensor in tensors}
+
+    def _trains(self, name: str, stage: int) -> bool:
+        parameter = self._shared.parameters.get(name)
+        return parameter is not None and parameter.requires_grad and stage == self._place.stage
+
+    def _schedule(self, count: int) -> Any:
+        """The schedule for `count` samples; kept, since an epoch has few different counts."""
+        if count not in self._schedules:
+            micro_batches = micro_batch_count(count, self.job.node.micro_batches)
+            graph = self._graph(count // micro_batches)
+            self._schedules[count] = build_schedule(
+                self.job, graph, self._cuts, self._place, micro_batches, self._loss
+            )
+        return self._schedules[count]
+
+    def _graph(self, size: int) -> ModelGraph:
+        if size not in self._graphs:
+            sample = _filled(self.job, size, self._sample_type)
+            known = next(iter(self._graphs.values()))
+            if known.any_size:
+                values = probe(known.module, sample, partial(autocast, self.job))
+                self._graphs[size] = ModelGraph(known.module, values, any_size=True)
+            else:
+                self._graphs[size] = self._trace(sample)
+        return self._graphs[size]
+
+    # --- training -------------------------------------------------------------
+
+    @property
+    def worker(self) -> int:
+        return self.job.context.replica(self._place.stages)
+
+    @property
+    def workers(self) -> int:
+        return self.job.node.replicas
+
+    @property
+    def reads_inputs(self) -> bool:
+        return self._place.is_first
+
+    @property
+    def model(self) -> nn.Module:
+        return self._shared.model
+
+    @property
+    def cuts(self) -> list[str]:
+        """The layers that the later stages begin with."""
+        graph = next(iter(self._graphs.values()))
+        return [graph.name_at(position) for position in self._cuts]
+
+    def update(
+        self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
+    ) -> StepResult:
+        count, place = len(targets), self._place
+        seed_step(self.job.seed, step, self.worker * place.stages + place.stage)
+        self._total, self._loss_sum, self._correct = total, 0.0, 0
+        if count > 0:
+            arguments = (layout(self.job, inputs),) if place.is_first else ()
+            target = targets.to(self.device) if place.is_last else None
+            try:
+                self._schedule(count).step(*arguments, target=target, return_outputs=False)
+            except RuntimeError as error:
+                raise self._explained(error) from error
+        self._pieces.step()
+        return StepResult(
+            loss_sum=self._loss_sum,
+            correct=self._correct,
+            samples=count if place.is_last else 0,
+        )
+
+    def _loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """A micro-batch's part of the mean over the global batch."""
+        outputs = full_precision(outputs)
+        loss = self.job.loss(outputs, targets)
+        self._loss_sum += float(loss.detach()) * len(targets)
+        self._correct += count_correct(outputs, targets)
+        return mean_loss_part(loss, len(targets), self._total)
+
+    def _explained(self, error: RuntimeError) -> BaseException:
+        """What a failed transfer means, or what the model itself raised."""
+        if error.__cause__ is not None:  # torch wraps what a stage raises
+            return error.__cause__
+        text = str(error)
+        if "imed out" in text:
+            return DeadlineError(
+                f"stage {self._place.stage} (rank {self._board.rank}) waited"
+                f" {self._board.deadline:.0f} s for a neighbouring stage in update"
+                f" {self._board.update(self._board.rank)}: it hangs or is far slower; raise"
+                " train.deadline if it only needs time"
+            )
+        if "onnection" in text or "gloo" in text:
+            return WorkerError("another rank failed")
+        return error
+
+    # --- state ----------------------------------------------------------------
+
+    def prepare_evaluation(self) -> None:
+        self._shared.share_buffers(lambda name: self._owners[name])
+
+    def set_rate(self, rate: float) -> None:
+        self._pieces.set_rate(rate)
+
+    def optimizer_state(self) -> OptimizerState:
+        return self._pieces.state()
+
+    def load_optimizer_state(self, state: OptimizerState) -> None:
+        self._pieces.load_state(state)
+
+    def load_weights(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._shared.load(tensors)
+
+    def close(self) -> None:
+        self._schedules.clear()
+        self._graphs.clear()
+
+
+class Pipeline(Hybrid):
+    """S stages, one process each: one row of `hybrid`."""
+
+    name = "pipeline"
+    summary = "S stages in a row, M micro-batches"
+
+
+def _check(job: Job) -> None:
+    node = job.node
+    if node.stages < 2:
+        raise StrategyError(
+            f"local.stages = {node.stages} leaves nothing to cut for {node.strategy!r}: set it to 2"
+            " or more, or use local.strategy = 'threads'"
+        )
+    if not job.elementwise:
+        raise StrategyError(
+            f"an optimizer of your own sees whole models, but {node.strategy!r} divides them: use"
+            " sgd, adam or adamw, or local.strategy = 'threads'"
+        )
+    if job.compile:
+        raise StrategyError(
+            f"numerics.compile = true does not go with local.strategy = {node.strategy!r}, whose"
+            " stages are traced already: leave it out"
+        )
+
+
+def _filled(job: Job, size: int, dtype: torch.dtype) -> torch.Tensor:
+    shape = (size, *job.sample_shape)
+    if not dtype.is_floating_point:
+        return torch.zeros(shape, dtype=dtype, device=job.device)
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return layout(job, numbers.to(dtype))
+
+
+def _sample(job: Job, model: nn.Module, size: int) -> torch.Tensor:
+    """Made inputs of the data's shape: numbers, or where the model takes none, indices."""
+    from paceline.local.cut_graph import untouched
+
+    sample = _filled(job, size, torch.float32)
+    try:
+        with untouched(model), autocast(job), torch.no_grad():
+            model(sample)
+    except Exception:  # the model's own code: what it raises at a wrong type is not ours to know
+        return _filled(job, size, torch.int64)
+    return sample
+
+
+def _device_memory(device: torch.device) -> float:
+    """Stages of one machine share its memory; only GPUs have one each."""
+    if device.type != "cuda":
+        return math.inf
+    return float(torch.cuda.get_device_properties(device).total_memory)

@@ -1,0 +1,191 @@
+"""The rules of a race: who runs, for how long, and who drops out.
+
+Pure but for the trial it is given, so that the rules are tested with times made
+up. Three rounds:
+
+1. every structure with plain numerics; one that is far behind stops early;
+2. the structures near the front with every other precision and layout;
+3. finals: the front runners of each precision again and again, interleaved so
+   that noise hits all alike, until their order is clear or the time is up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from paceline.errors import PacelineError
+from paceline.plan.candidates import candidate
+from paceline.schema import Candidate, NodePlan
+
+FAR_BEHIND = 1.6
+"""A candidate this many times slower than the best is not tried further."""
+NEAR = 1.12
+"""Finals take those at most this many times slower than the best of their precision."""
+FINALISTS = 4
+SAME = 0.02
+"""Differences below this are no differences: the simpler candidate is chosen."""
+
+
+class Trial(Protocol):
+    """Runs one candidate: seconds of each timed step, and peak memory in MB."""
+
+    def __call__(
+        self, entry: Candidate, *, warmup: int, steps: int, give_up: float | None
+    ) -> tuple[list[float], float | None]: ...
+
+
+@dataclass
+class _Entry:
+    candidate: Candidate
+    times: list[float] = field(default_factory=list)
+    memory_mb: float | None = None
+    failed: str = ""
+    stopped: str = ""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.times) if self.times else float("inf")
+
+    def quartiles(self) -> tuple[float, float]:
+        if len(self.times) < 2:
+            return self.median, self.median
+        low, _, high = statistics.quantiles(self.times, n=4, method="inclusive")
+        return low, high
+
+
+class Contest:
+    """One race."""
+
+    def __init__(
+        self,
+        trial: Trial,
+        *,
+        batch_size: int,
+        seconds: float = 40.0,
+        say: Callable[[str], None] = lambda text: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._trial, self._batch, self._say, self._clock = trial, batch_size, say, clock
+        self._end = clock() + seconds
+        self._entries: dict[str, _Entry] = {}
+
+    def run(
+        self, nodes: Sequence[NodePlan], numerics: Sequence[tuple[str, str]]
+    ) -> list[Candidate]:
+        """All candidates with their times, in the order in which they were thought of."""
+        plain, others = numerics[0], numerics[1:]
+        for node in nodes:
+            self._attempt(candidate(node, *plain))
+        best = self._best_time(lambda entry: True)
+        front = [
+            node
+            for node in nodes
+            if node.strategy != "sequential"
+            and self._entries[candidate(node, *plain).name].median <= FAR_BEHIND * best
+        ]
+        for variant in others:
+            for node in front or nodes[:1]:
+                self._attempt(candidate(node, *variant))
+        self._finals()
+        return self._results()
+
+    def _attempt(self, entry: Candidate, *, warmup: int = 2, steps: int = 5) -> None:
+        record = self._entries.setdefault(entry.name, _Entry(entry))
+        if record.failed:
+            return
+        best = self._best_time(lambda other: other.candidate.precision == entry.precision)
+        give_up = None if best == float("inf") else FAR_BEHIND * best
+        if entry.node.strategy == "sequential":
+            give_up = None  # the baseline of every speedup is always measured
+        try:
+            times, memory = self._trial(entry, warmup=warmup, steps=steps, give_up=give_up)
+        except PacelineError as error:
+            record.failed = str(error)
+            self._say(f"{entry.name}: {error}")
+            return
+        record.times += times
+        record.memory_mb = memory if memory is not None else record.memory_mb
+        if len(times) < steps:
+            record.stopped = "stopped early: far behind"
+        self._say(f"{entry.name}: {self._batch / record.median:,.1f} images/s")
+
+    def _best_time(self, chosen: Callable[[_Entry], bool]) -> float:
+        return min((e.median for e in self._entries.values() if chosen(e)), default=float("inf"))
+
+    def _finals(self) -> None:
+        for rounds in range(6):
+            contenders = self._contenders()
+            if len(contenders) < 2 or (rounds >= 2 and self._clear(contenders)):
+                return
+            for entry in contenders:
+                if self._clock() > self._end:
+                    return
+                self._attempt(entry.candidate, warmup=1, steps=4)
+
+    def _contenders(self) -> list[_Entry]:
+        result: list[_Entry] = []
+        for precision in ("fp32", "bf16"):
+            group = [
+                e for e in self._entries.values() if e.candidate.precision == precision and e.times
+            ]
+            group.sort(key=lambda e: e.median)
+            if group:
+                result += [e for e in group if e.median <= NEAR * group[0].median][:FINALISTS]
+        return result
+
+    def _clear(self, contenders: list[_Entry]) -> bool:
+        """True when, in each precision, the best is apart from the second by their quartiles."""
+        for precision in ("fp32", "bf16"):
+            group = sorted(
+                (e for e in contenders if e.candidate.precision == precision),
+                key=lambda e: e.median,
+            )
+            if len(group) > 1 and group[0].quartiles()[1] >= group[1].quartiles()[0]:
+                return False
+        return True
+
+    def _results(self) -> list[Candidate]:
+        base = next(
+            (e for e in self._entries.values() if e.candidate.name == "sequential" and e.times),
+            None,
+        )
+        results = []
+        for entry in self._entries.values():
+            if not entry.times:
+                results.append(dataclasses.replace(entry.candidate, reason=entry.failed))
+                continue
+            low, high = entry.quartiles()
+            results.append(
+                dataclasses.replace(
+                    entry.candidate,
+                    images_per_second=self._batch / entry.median,
+                    low=self._batch / high,
+                    high=self._batch / low,
+                    trials=len(entry.times),
+                    speedup=base.median / entry.median if base else None,
+                    memory_mb=entry.memory_mb,
+                    reason=entry.stopped,
+                )
+            )
+        return results
+
+
+def pick(candidates: Sequence[Candidate], allowed: Sequence[str]) -> Candidate | None:
+    """The fastest candidate whose numerics are allowed; of near equals, the simplest.
+
+    Candidates come simplest first, so "simplest" is "earliest".
+    """
+    usable = [
+        c
+        for c in candidates
+        if c.images_per_second is not None and (c.exact or c.precision in allowed)
+    ]
+    if not usable:
+        return None
+    best = max(c.images_per_second or 0.0 for c in usable)
+    return next(c for c in usable if (c.images_per_second or 0.0) >= (1 - SAME) * best)

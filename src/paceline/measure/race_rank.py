@@ -1,0 +1,130 @@
+"""What the ranks of a race run: the first one leads, the others follow its announcements.
+
+`python -m paceline.measure.race_rank RUN`; the task is RUN/race-task.json and the
+result RUN/race.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.config import load_config
+from paceline.config.environment import rank_context, shared_memory
+from paceline.errors import PacelineError
+from paceline.launch.rank import die_with_parent, record_failure
+from paceline.run import RunDirectory
+from paceline.schema import Candidate, NodePlan, decode, encode, read_json, write_json
+from paceline.schema.codec import rule
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaceTask:
+    """What the ranks of a race are told."""
+
+    nodes: tuple[NodePlan, ...]
+    numerics: tuple[tuple[str, ...], ...]
+    batch_size: int = rule(default=1, minimum=1)
+    seconds: float = 40.0
+    known: tuple[Candidate, ...] = ()
+    """Candidates that broke an earlier attempt, with the reason."""
+    quiet: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaceResult:
+    """What the first rank leaves behind."""
+
+    candidates: tuple[Candidate, ...] = field(default_factory=tuple)
+
+
+def main(run_path: str) -> int:
+    """Take part in a race."""
+    context = rank_context()
+    memory = shared_memory()
+    die_with_parent(memory.parent)
+    run = RunDirectory(Path(run_path))
+    from paceline.local.board import Arena, Board
+
+    board = Board(memory.board, ranks=context.local_size, rank=context.local_rank)
+    board.start_heartbeat()
+    try:
+        ground = _prepare(run, board, Arena(memory.arena, board))
+        if context.is_first:
+            _lead(run, ground, board)
+        else:
+            _follow(ground, board)
+        return 0
+    except BaseException as error:
+        record_failure(run, context, error)
+        return 1
+    finally:
+        board.close()
+
+
+def _prepare(run: RunDirectory, board: object, arena: object) -> object:
+    from paceline.measure.ground import make_ground
+
+    task = read_json(RaceTask, run.path / "race-task.json")
+    config = load_config(run.config)
+    return make_ground(config, task.batch_size, board=board, arena=arena)  # type: ignore[arg-type]
+
+
+def _lead(run: RunDirectory, ground: object, board: object) -> None:
+    from paceline.local.board import Board
+    from paceline.measure.contest import Contest
+    from paceline.measure.trial import TrialGround
+
+    assert isinstance(ground, TrialGround)
+    assert isinstance(board, Board)
+    task = read_json(RaceTask, run.path / "race-task.json")
+    broken = {candidate.name: candidate.reason for candidate in task.known}
+
+    def trial(
+        entry: Candidate, *, warmup: int, steps: int, give_up: float | None
+    ) -> tuple[list[float], float | None]:
+        if entry.name in broken:
+            raise PacelineError(broken[entry.name])
+        # Left where the launcher finds it should this trial bring the ranks down.
+        (run.path / "race-current.json").write_text(json.dumps(encode(entry)))
+        order = {"entry": encode(entry), "warmup": warmup, "steps": steps, "give_up": give_up}
+        board.announce(json.dumps(order))
+        board.activate(entry.node.ranks)
+        return ground.run(entry, warmup=warmup, steps=steps, give_up=give_up)
+
+    say = (lambda text: None) if task.quiet else (lambda text: print(f"  {text}", flush=True))
+    contest = Contest(trial, batch_size=task.batch_size, seconds=task.seconds, say=say)
+    candidates = contest.run(task.nodes, [(p, f) for p, f in task.numerics])
+    board.announce("")
+    write_json(run.path / "race-result.json", RaceResult(candidates=tuple(candidates)))
+
+
+def _follow(ground: object, board: object) -> None:
+    from paceline.local.board import Board
+    from paceline.measure.trial import TrialGround
+
+    assert isinstance(ground, TrialGround)
+    assert isinstance(board, Board)
+    while True:
+        text = board.announce()
+        if not text:
+            return
+        order = json.loads(text)
+        entry = decode(Candidate, order["entry"])
+        board.activate(entry.node.ranks)
+        if board.rank >= entry.node.ranks:
+            continue
+        try:
+            ground.run(
+                entry, warmup=order["warmup"], steps=order["steps"], give_up=order["give_up"]
+            )
+        except PacelineError:
+            # The first rank meets the same refusal and puts it into the table.
+            time.sleep(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

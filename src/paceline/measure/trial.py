@@ -1,0 +1,149 @@
+"""One trial: build a strategy, warm it up, time some updates, take it down."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from paceline import local
+from paceline.data.sampler import apportion
+from paceline.local.base import Job, LocalStrategy
+from paceline.local.board import Arena, Board
+from paceline.local.cores import divide_cores, pin, visible_cores
+from paceline.schema import Candidate, RankContext
+from paceline.train.parts import Parts
+
+LONG_STEP = 1.0
+"""Updates longer than this are warmed up once and timed fewer times."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialGround:
+    """What all trials of a race share on one rank."""
+
+    parts: Parts
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    clip_norm: float | None
+    seed: int
+    device: torch.device
+    compile: bool = False
+    board: Board | None = None
+    arena: Arena | None = None
+    cores: tuple[int, ...] = dataclasses.field(default_factory=visible_cores)
+
+    def run(
+        self, entry: Candidate, *, warmup: int, steps: int, give_up: float | None
+    ) -> tuple[list[float], float | None]:
+        """This rank's part of a trial: seconds of each timed update, and memory in MB."""
+        ranks = entry.node.ranks
+        rank = self.board.rank if self.board else 0
+        pin(divide_cores(self.cores, ranks, rank) if ranks > 1 else self.cores)
+        _reset_peak()
+        strategy = local.build(self._job(entry))
+        try:
+            inputs, targets = self._part(strategy)
+            times = self._time(strategy, inputs, targets, warmup, steps, give_up)
+            return times, self._memory()
+        finally:
+            strategy.close()
+            del strategy
+            gc.collect()
+
+    def _job(self, entry: Candidate) -> Job:
+        ranks = entry.node.ranks
+        board = self.board if ranks > 1 else None
+        rank = board.rank if board else 0
+        return Job(
+            build_model=self.parts.build_model,
+            loss=self.parts.loss,
+            build_optimizer=self.parts.build_optimizer,
+            elementwise=self.parts.elementwise,
+            node=entry.node,
+            context=RankContext(rank=rank, world_size=ranks, local_rank=rank, local_size=ranks),
+            precision=entry.precision,
+            memory_format=entry.memory_format,
+            compile=self.compile,
+            device=self.device,
+            clip_norm=self.clip_norm,
+            seed=self.seed,
+            sample_shape=tuple(self.inputs.shape[1:]),
+            batch_size=len(self.targets),
+            board=board,
+            arena=self.arena if board else None,
+        )
+
+    def _part(self, strategy: LocalStrategy) -> tuple[torch.Tensor, torch.Tensor]:
+        sizes = apportion(len(self.targets), [1.0] * strategy.workers)
+        return (
+            self.inputs.split(sizes)[strategy.worker].clone(),
+            self.targets.split(sizes)[strategy.worker].clone(),
+        )
+
+    def _time(
+        self,
+        strategy: LocalStrategy,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+        warmup: int,
+        steps: int,
+        give_up: float | None,
+    ) -> list[float]:
+        total = len(self.targets)
+        # A rate of zero leaves the weights as they are: trials must not diverge.
+        strategy.set_rate(0.0)
+        times: list[float] = []
+        update = 0
+        while len(times) < steps:
+            start = time.perf_counter()
+            strategy.update(inputs, targets, total, update)
+            seconds = time.perf_counter() - start
+            update += 1
+            if update > (1 if warmup and seconds > LONG_STEP else warmup):
+                times.append(seconds)
+                if self._enough(times, give_up, steps):
+                    break
+        return times
+
+    def _enough(self, times: list[float], give_up: float | None, steps: int) -> bool:
+        """Agreed by all ranks of the trial: the first one decides."""
+        behind = give_up is not None and min(times) > give_up
+        tired = sum(times) > 4 * LONG_STEP and len(times) >= 2
+        decision = 1.0 if behind or tired else 0.0
+        if self.board is None or self.board.ranks == 1:
+            return bool(decision)
+        return self.board.sum([decision if self.board.rank == 0 else 0.0], "trial")[0] > 0
+
+    def _memory(self) -> float | None:
+        private, shared = _resident_mb()
+        if self.board is None or self.board.ranks == 1:
+            return private + shared
+        sums = self.board.sum([private, shared if self.board.rank == 0 else 0.0], "memory")
+        return sums[0] + sums[1]
+
+
+def _reset_peak() -> None:
+    """Let the kernel forget the largest resident size so far."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return  # the peak then includes earlier trials: an upper bound
+
+
+def _resident_mb() -> tuple[float, float]:
+    """Peak of private memory (approximately) and shared memory now, in MB."""
+    values = {}
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            key, _, rest = line.partition(":")
+            if key in ("VmHWM", "RssShmem"):
+                values[key] = int(rest.split()[0]) / 1000
+    except OSError:
+        return 0.0, 0.0
+    shared = values.get("RssShmem", 0.0)
+    return values.get("VmHWM", 0.0) - shared, shared
