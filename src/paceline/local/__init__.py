@@ -13,6 +13,8 @@ REGISTRY: dict[str, str] = {
     "threads": "paceline.local.single:Threads",
     "replicas": "paceline.local.replicas:Replicas",
     "processes": "paceline.local.processes:Processes",
+    "pipeline": "paceline.local.pipeline:Pipeline",
+    "hybrid": "paceline.local.pipeline:Hybrid",
     "hogwild": "paceline.local.hogwild:Hogwild",
 }
 
