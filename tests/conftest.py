@@ -1,0 +1,146 @@
+"""What every test stands on: places of its own, no leaks, and the real command line.
+
+Tests never see the user's home or cache: HOME, XDG_CACHE_HOME, PACELINE_CACHE and
+TMPDIR lead into a folder that is removed at the end. PACELINE_DATA is passed on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from leaks import Watch, adopt_orphans
+
+RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
+StartCli = Callable[..., "subprocess.Popen[str]"]
+
+_home: Path | None = None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Lead everything that is kept for the user into a folder of this session."""
+    global _home
+    # Folders of failed tests stay where pytest always puts them.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    # A short name: paths of sockets may not be longer than about a hundred characters.
+    _home = Path(tempfile.mkdtemp(prefix="pl-"))
+    for name, folder in (
+        ("HOME", "home"),
+        ("XDG_CACHE_HOME", "cache"),
+        ("PACELINE_CACHE", "paceline"),
+        ("TMPDIR", "tmp"),
+    ):
+        (_home / folder).mkdir()
+        os.environ[name] = str(_home / folder)
+    tempfile.tempdir = None
+    adopt_orphans()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the session's folder."""
+    if _home is not None:
+        shutil.rmtree(_home, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """Fail the test that leaves something behind; torch's settings are put back."""
+    watch = Watch()
+    torch_before = _torch_settings()
+    yield
+    _restore_torch(torch_before)
+    found = watch.leaks()
+    if found:
+        pytest.fail("the test left behind: " + "; ".join(found), pytrace=False)
+
+
+def _torch_settings() -> tuple[int, bool, bool] | None:
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "get_num_threads"):
+        return None
+    return (
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
+def _restore_torch(before: tuple[int, bool, bool] | None) -> None:
+    if before is None or _torch_settings() == before:
+        return
+    torch: Any = sys.modules["torch"]
+    threads, deterministic, warn_only = before
+    torch.set_num_threads(threads)
+    torch.get_num_threads()  # makes the number stick in this thread
+    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+
+
+@pytest.fixture
+def run_cli(tmp_path: Path) -> RunCli:
+    """Runs the real `paceline ARGUMENTS` to its end: `run_cli("models", cwd=..., env={...})`."""
+
+    def run(
+        *arguments: str | Path,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
+        timeout: float = 60.0,
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            _command(arguments),
+            cwd=cwd or tmp_path,
+            env=os.environ | (env or {}),
+            timeout=timeout,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
+
+    return run
+
+
+@pytest.fixture
+def start_cli(tmp_path: Path) -> Iterator[StartCli]:
+    """Starts the real `paceline ARGUMENTS` in a process group of its own, ended with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(
+            *arguments: str | Path,
+            cwd: Path | None = None,
+            env: dict[str, str] | None = None,
+            **options: Any,
+        ) -> subprocess.Popen[str]:
+            process = subprocess.Popen(
+                _command(arguments),
+                cwd=cwd or tmp_path,
+                env=os.environ | (env or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+                **options,
+            )
+            stack.callback(_end, process)
+            return process
+
+        yield start
+
+
+def _command(arguments: tuple[str | Path, ...]) -> list[str]:
+    return [sys.executable, "-m", "paceline.cli", *(str(argument) for argument in arguments)]
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=10)
