@@ -218,7 +218,7 @@ class Config:
 
     name: str = "run"
     """Name of the run; part of its directory's name."""
-    seed: int = rule(default=0, minimum=0)
+    seed: int = rule(default=0, minimum=0, maximum=2**63 - 1)
     """Every random choice follows from it: weights, shuffling, augmentation, dropout."""
     workload: Workload = field(default_factory=Workload)
     data: Data = field(default_factory=Data)
