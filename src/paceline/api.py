@@ -128,8 +128,12 @@ def _asked(config: Config) -> Any:
 
 def run_training(start: Start) -> Result:
     """Plan if needed, launch, train, and return what came of it."""
-    config, run = start.config, start.run
-    plan = start.plan
+    from paceline.measure.instructions import use_safe_instructions
+
+    config, run, plan = start.config, start.run, start.plan
+    note = use_safe_instructions(config)
+    if note:
+        start.say(note)
     if plan is None:
         plan = choose_plan(start)
     write_json(run.plan, plan)
@@ -185,8 +189,12 @@ def race(
     say: Callable[[str], None] = print,
 ) -> tuple[Race, bool]:
     """Race this machine's strategies for a configuration; True when it came from the cache."""
+    from paceline.measure.instructions import use_safe_instructions
     from paceline.measure.race import RaceRequest, run_race
 
+    note = use_safe_instructions(config)
+    if note and not quiet:
+        say(note)
     request = RaceRequest(
         config=config,
         batch_size=config.workload.global_batch(1),

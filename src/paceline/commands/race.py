@@ -39,11 +39,9 @@ def command(
     if as_json:
         click.echo(json.dumps(encode(race), indent=2))
         return
-    from rich.console import Console
+    from paceline.report.tables import race_table, wide_console
 
-    from paceline.report.tables import race_table
-
-    console = Console()
+    console = wide_console()
     console.print(race_table(race))
     for warning in race.warnings:
         console.print(f"warning: {warning}", highlight=False)

@@ -26,6 +26,16 @@ def cache_root(environment: Mapping[str, str] = os.environ) -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "paceline"
 
 
+def instruction_limit(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The newest instruction set that oneDNN may use, where someone has set one."""
+    return environment.get("ONEDNN_MAX_CPU_ISA")
+
+
+def limit_instructions(name: str) -> None:
+    """Keep oneDNN in this process, and in those it starts, to an older instruction set."""
+    os.environ["ONEDNN_MAX_CPU_ISA"] = name
+
+
 def rank_context(environment: Mapping[str, str] = os.environ) -> RankContext:
     """This process's place, from what the engine that started it has set."""
     if "PACELINE_RANK" not in environment:

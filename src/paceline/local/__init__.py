@@ -30,12 +30,16 @@ def strategy_class(name: str) -> type[LocalStrategy]:
         raise StrategyError(unknown_name("local strategy", name, REGISTRY))
     module, _, attribute = REGISTRY[name].partition(":")
     found = getattr(importlib.import_module(module), attribute)
-    assert issubclass(found, LocalStrategy)
+    assert isinstance(found, type) and issubclass(found, LocalStrategy)
     return found
 
 
 def build(job: Job) -> LocalStrategy:
     """The strategy that the job's node plan names, built on this rank."""
+    if job.node.strategy == "processes" and job.node.sync == "ddp":
+        from paceline.local.ddp import DistributedProcesses
+
+        return DistributedProcesses(job)
     return strategy_class(job.node.strategy)(job)
 
 

@@ -157,7 +157,7 @@ def prepare_model(job: Job) -> nn.Module:
 def seed_step(seed: int, step: int, worker: int) -> None:
     """Random numbers (dropout) that depend only on where we are, so a resumed run repeats them."""
     torch.default_generator.manual_seed(step_seed(seed, step, worker))
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(step_seed(seed, step, worker))
 
 

@@ -49,6 +49,7 @@ class Board:
 
     def __init__(self, descriptor: int, *, ranks: int, rank: int, deadline: float = 60.0) -> None:
         self.size = ranks
+        self.generation = 0
         self.ranks = ranks
         self.rank = rank
         self.deadline = deadline
@@ -128,6 +129,7 @@ class Board:
     def activate(self, ranks: int) -> None:
         """From now on only the first `ranks` take part; every rank of the node calls it."""
         self.ranks = ranks
+        self.generation += 1
         self._rows[self.rank, _ACTIVE] = 0
         self.barrier("activation", range(self.size), column=_EVERYONE)
 

@@ -111,6 +111,8 @@ class ModelGraph:
         """The values computed before a position that are needed at or after it."""
         if position == 0:
             return [self.source]
+        if position == len(self.order):
+            return [self.result]
         before = [self.source, *self.order[:position]]
         return [node for node in before if self._last[node] >= position]
 
@@ -179,8 +181,7 @@ class ModelGraph:
             for source in node.all_input_nodes:
                 look_up(source)
             known[node] = graph.node_copy(node, look_up)
-        outputs = [self.result] if end == len(self.order) else self.crossing(end)
-        graph.output(tuple(known[node] for node in outputs))
+        graph.output(tuple(known[node] for node in self.crossing(end)))
         return fx.GraphModule(self.module, graph)
 
     def _overwritten(self, node: fx.Node, inside: set[fx.Node]) -> bool:

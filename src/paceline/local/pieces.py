@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -91,8 +92,9 @@ class PieceUpdate:
         """From now on, publish each gradient as soon as the backward pass has it."""
         for name in self.names:
             if self._foreign[name]:
-                self.shared.parameters[name].register_post_accumulate_grad_hook(
-                    lambda _, name=name: self.publish(name)  # type: ignore[misc]
+                parameter: Any = self.shared.parameters[name]
+                parameter.register_post_accumulate_grad_hook(
+                    lambda _, name=name: self.publish(name)
                 )
 
     @torch.no_grad()

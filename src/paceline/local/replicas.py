@@ -75,7 +75,9 @@ class Replicas(LocalStrategy):
         self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
     ) -> StepResult:
         sizes = apportion(len(targets), [1.0] * len(self._replicas))
-        parts = zip(self._replicas, inputs.split(sizes), targets.split(sizes), strict=True)
+        parts = zip(
+            self._replicas, torch.split(inputs, sizes), torch.split(targets, sizes), strict=True
+        )
         running = [
             self._pool.submit(self._part, number, replica, part_inputs, part_targets, total, step)
             for number, (replica, part_inputs, part_targets) in enumerate(parts)
@@ -111,12 +113,11 @@ class Replicas(LocalStrategy):
         first = self._gradients[0]
         for others in self._gradients[1:]:
             pairs = [(a, b) for a, b in zip(first, others, strict=True) if b.grad is not None]
-            both = [(a.grad, b.grad) for a, b in pairs if a.grad is not None]
-            if both:
-                torch._foreach_add_([a for a, _ in both], [b for _, b in both])
             for a, b in pairs:
                 if a.grad is None:
                     a.grad = b.grad
+                elif b.grad is not None:
+                    a.grad.add_(b.grad)
                 b.grad = None
         for (_, parameter), a in zip(self._named, first, strict=True):
             parameter.grad, a.grad = a.grad, None

@@ -17,33 +17,6 @@ from paceline.local.cut_graph import ModelGraph, Value
 StageLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class StageModule(nn.Module):
-    """A stage's operations in the plan's precision, its outputs in the agreed memory format."""
-
-    def __init__(self, graph: fx.GraphModule, job: Job, *, last: bool) -> None:
-        super().__init__()
-        self.graph = graph
-        self._job = job
-        self._last = last
-
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        with autocast(self._job):
-            outputs = self.graph(*inputs)
-        if self._last:
-            return outputs[0]
-        # The neighbour receives raw bytes: both sides must mean the same order by them.
-        return tuple(
-            output.contiguous(memory_format=wire_format(self._job, output)) for output in outputs
-        )
-
-
-def wire_format(job: Job, tensor: torch.Tensor) -> torch.memory_format:
-    """The memory format in which a tensor crosses a cut."""
-    if job.memory_format == "channels_last" and tensor.dim() == 4:
-        return torch.channels_last
-    return torch.contiguous_format
-
-
 @dataclass(frozen=True, kw_only=True)
 class Place:
     """Which stage of which row this rank runs."""
@@ -61,6 +34,45 @@ class Place:
         return self.stage == self.stages - 1
 
 
+class StageModule(nn.Module):
+    """A stage's operations in the plan's precision, between tensors that can be sent."""
+
+    def __init__(self, graph: fx.GraphModule, job: Job, place: Place) -> None:
+        super().__init__()
+        self.graph = graph
+        self._job = job
+        self._place = place
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        if not self._place.is_first:
+            inputs = tuple(unpack(self._job, tensor) for tensor in inputs)
+        with autocast(self._job):
+            outputs = self.graph(*inputs)
+        if self._place.is_last:
+            return outputs[0]
+        return tuple(pack(self._job, tensor) for tensor in outputs)
+
+
+def pack(job: Job, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as it crosses a cut: in one piece, in the order in which it lies in memory.
+
+    Gloo takes contiguous tensors only, and the neighbour receives raw bytes, so a
+    channels-last image travels as what it is in memory, channels last.
+    """
+    if _channels_last(job, tensor):
+        tensor = tensor.permute(0, 2, 3, 1)
+    return tensor.contiguous()
+
+
+def unpack(job: Job, tensor: torch.Tensor) -> torch.Tensor:
+    """What `pack` was given."""
+    return tensor.permute(0, 3, 1, 2) if _channels_last(job, tensor) else tensor
+
+
+def _channels_last(job: Job, tensor: torch.Tensor) -> bool:
+    return job.memory_format == "channels_last" and tensor.dim() == 4
+
+
 def build_schedule(
     job: Job, graph: ModelGraph, cuts: list[int], place: Place, micro_batches: int, loss: StageLoss
 ) -> ScheduleGPipe | Schedule1F1B:
@@ -71,24 +83,27 @@ def build_schedule(
     """
     bounds = [0, *cuts, len(graph.order)]
     first, end = bounds[place.stage], bounds[place.stage + 1]
-    module = StageModule(graph.stage(first, end), job, last=place.is_last)
-    outputs = [graph.result] if place.is_last else graph.crossing(end)
+    module = StageModule(graph.stage(first, end), job, place)
+    inputs = [_example(graph.values[node.name]) for node in graph.crossing(first)]
+    outputs = [_example(graph.values[node.name]) for node in graph.crossing(end)]
     stage = PipelineStage(
         module,
         place.stage,
         place.stages,
         job.device,
-        input_args=tuple(_example(job, graph.values[n.name]) for n in graph.crossing(first)),
-        output_args=tuple(_example(job, graph.values[n.name]) for n in outputs),
+        input_args=tuple(inputs if place.is_first else [pack(job, each) for each in inputs]),
+        output_args=tuple(outputs if place.is_last else [pack(job, each) for each in outputs]),
         group=place.group,
     )
-    kind = Schedule1F1B if job.node.schedule == "1f1b" else ScheduleGPipe
+    # 1F1B starts with as many micro-batches as there are stages; with fewer it is GPipe.
+    alternating = job.node.schedule == "1f1b" and micro_batches >= place.stages
+    kind = Schedule1F1B if alternating else ScheduleGPipe
     # The loss of a micro-batch is weighted with its samples already.
     return kind(stage, micro_batches, loss_fn=loss, scale_grads=False)
 
 
-def _example(job: Job, value: Value | None) -> torch.Tensor:
+def _example(value: Value | None) -> torch.Tensor:
     assert value is not None
-    empty = torch.empty(value.shape, dtype=value.dtype, device="meta")
-    empty = empty.contiguous(memory_format=wire_format(job, empty))
-    return empty.requires_grad_(value.requires_grad)
+    return torch.empty(value.shape, dtype=value.dtype, device="meta").requires_grad_(
+        value.requires_grad
+    )

@@ -165,7 +165,7 @@ def _fit(
                 dataclasses.replace(
                     plain,
                     estimated_mb=estimates[plain.name],
-                    reason=f"needs about {estimates[plain.name]:,.0f} MB, and {limit:,.0f} are free",
+                    reason=f"needs about {estimates[plain.name]:,.0f} MB, of {limit:,.0f} free",
                 )
             )
     return fitting, refused, estimates
@@ -269,7 +269,7 @@ def _elements(shape: Any) -> int:
 
 def available_mb() -> float:
     """Memory that new processes can take: the machine's, or what its cgroup leaves."""
-    free = psutil.virtual_memory().available / 1e6
+    free = float(psutil.virtual_memory().available) / 1e6
     for limit, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
         (
@@ -288,7 +288,7 @@ def available_mb() -> float:
 
 def busy_cores(seconds: float = 0.4) -> float:
     """Part of all cores that anything used just now, while we sleep."""
-    return psutil.cpu_percent(interval=seconds) / 100.0
+    return float(psutil.cpu_percent(interval=seconds)) / 100.0
 
 
 def _warnings(busy: float, candidates: list[Candidate]) -> tuple[str, ...]:

@@ -81,8 +81,8 @@ class TrialGround:
     def _part(self, strategy: LocalStrategy) -> tuple[torch.Tensor, torch.Tensor]:
         sizes = apportion(len(self.targets), [1.0] * strategy.workers)
         return (
-            self.inputs.split(sizes)[strategy.worker].clone(),
-            self.targets.split(sizes)[strategy.worker].clone(),
+            torch.split(self.inputs, sizes)[strategy.worker].clone(),
+            torch.split(self.targets, sizes)[strategy.worker].clone(),
         )
 
     def _time(
@@ -112,7 +112,9 @@ class TrialGround:
 
     def _enough(self, times: list[float], give_up: float | None, steps: int) -> bool:
         """Agreed by all ranks of the trial: the first one decides."""
-        behind = give_up is not None and min(times) > give_up
+        # One slow update may be noise; several in a row, or one very long one, are not.
+        seen = len(times) >= 3 or times[0] > LONG_STEP
+        behind = give_up is not None and seen and min(times) > give_up
         tired = sum(times) > 4 * LONG_STEP and len(times) >= 2
         decision = 1.0 if behind or tired else 0.0
         if self.board is None or self.board.ranks == 1:

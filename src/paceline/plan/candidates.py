@@ -94,9 +94,9 @@ def describe(node: NodePlan) -> str:
         ddp = " (ddp)" if node.sync == "ddp" and node.strategy == "processes" else ""
         return f"{node.strategy} {node.processes}x{node.threads}{ddp}"
     if node.strategy == "pipeline":
-        return f"pipeline {node.stages} stages, {node.micro_batches} micro-batches"
+        return f"pipeline {node.stages} stages x{node.micro_batches}"
     if node.strategy == "hybrid":
-        return f"hybrid {node.replicas}x{node.stages} stages, {node.micro_batches} micro-batches"
+        return f"hybrid {node.replicas} x {node.stages} stages x{node.micro_batches}"
     return node.strategy
 
 

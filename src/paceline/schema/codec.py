@@ -34,7 +34,7 @@ def rule(
 
 
 @functools.cache
-def field_types(cls: type) -> dict[str, Any]:
+def field_types(cls: Any) -> dict[str, Any]:
     """The resolved type of every field of a dataclass."""
     hints = typing.get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
@@ -62,7 +62,7 @@ def decode(cls: type[T], data: Any, where: str = "") -> T:
     """Build the dataclass `cls` from plain data; `where` is the path for messages."""
     if not isinstance(data, Mapping):
         raise ConfigError(f"{where or 'the file'} is {data!r}, but must be a table of keys")
-    types_of = field_types(cls)
+    types_of: dict[str, Any] = field_types(typing.cast(Any, cls))
     values = {}
     for key, value in data.items():
         path = f"{where}.{key}" if where else str(key)
@@ -127,7 +127,7 @@ def _decode_value(kind: Any, value: Any, path: str) -> Any:
         item = typing.get_args(kind)[1] if typing.get_args(kind) else object
         return {str(k): _decode_value(item, v, f"{path}.{k}") for k, v in value.items()}
     if dataclasses.is_dataclass(kind):
-        return decode(kind, value, path)  # type: ignore[type-var]
+        return decode(typing.cast(type, kind), value, path)
     return _decode_plain(kind, value, path)
 
 

@@ -19,7 +19,7 @@ class Workload:
     """What to train."""
 
     model: str = "mnist_cnn"
-    """A model's name (`paceline models`), or your own: "package.module:callable" or "file.py:callable"."""
+    """A model's name (`paceline models`), or your own: "module:callable" or "file.py:callable"."""
     model_options: dict[str, object] = field(default_factory=dict)
     """Options of the model, such as { dropout = 0.2 } or { stem = "small" }."""
     classes: int | None = rule(default=None, minimum=2)
@@ -31,13 +31,13 @@ class Workload:
     freeze: bool = False
     """Train only the last layer and leave the rest of the model as it is."""
     data: str = "digits"
-    """A data set's name (`paceline data`), a folder of class folders, or your own "module:callable"."""
+    """A data set's name (`paceline data`), a folder of class folders, or "module:callable"."""
     batch_size: int | None = rule(default=None, minimum=1)
     """Samples per update over all machines; 128 when neither this nor batch_per_worker is given."""
     batch_per_worker: int | None = rule(default=None, minimum=1)
     """Samples per update and worker (weak scaling), instead of batch_size."""
     loss: str = "cross_entropy"
-    """"cross_entropy" or your own "module:callable": (outputs, targets) -> mean over the samples."""
+    """"cross_entropy" or your own "module:callable": (outputs, targets) -> mean over samples."""
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_per_worker is not None:
@@ -115,7 +115,8 @@ class Optimizer:
             raise ConfigError(f"optimizer.clip_norm = {self.clip_norm} must be above 0")
         if self.name != "sgd" and (self.momentum or self.nesterov):
             raise ConfigError(
-                f"optimizer.momentum and nesterov belong to sgd, not to {self.name!r}: leave them out"
+                f"optimizer.momentum and nesterov belong to sgd, not to {self.name!r}:"
+                " leave them out"
             )
         if self.nesterov and not self.momentum:
             raise ConfigError("optimizer.nesterov = true needs optimizer.momentum above 0")

@@ -24,4 +24,4 @@ def use_deterministic(wanted: bool) -> None:
     """Ask torch for operations that give the same result every time."""
     torch.use_deterministic_algorithms(wanted, warn_only=True)
     # Filling fresh memory is for finding bugs; it would slow every step down.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

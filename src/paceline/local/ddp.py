@@ -1,0 +1,91 @@
+"""`processes` with `sync = "ddp"`: PyTorch's DistributedDataParallel over Gloo on one node.
+
+Slower than shared memory on one node (see docs/decisions/0005-shared-memory.md), but every
+rank has whole parameters, which an optimizer of the user's own may need.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.local.base import (
+    Job,
+    LocalStrategy,
+    OptimizerState,
+    StepResult,
+    clip_gradients,
+    gradients,
+    prepare_model,
+)
+from paceline.local.cores import set_threads
+from paceline.local.group import init_gloo
+from paceline.local.state import read_state, write_state
+
+
+class DistributedProcesses(LocalStrategy):
+    """Every rank has its own weights and optimizer; gradients are summed by all-reduce."""
+
+    name = "processes"
+    summary = "P processes x T threads, gradients summed by DDP over Gloo"
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        set_threads(job.node.threads)
+        init_gloo(job)
+        self._model = prepare_model(job)
+        self._named = [(n, p) for n, p in self._model.named_parameters() if p.requires_grad]
+        self._parallel = DistributedDataParallel(self._model)
+        # The parts are weighted with their samples already: the sum is the mean.
+        self._parallel.register_comm_hook(None, _sum)  # type: ignore[arg-type]
+        self._optimizer = job.build_optimizer([p for _, p in self._named])
+
+    @property
+    def worker(self) -> int:
+        return self.job.context.local_rank
+
+    @property
+    def workers(self) -> int:
+        return self.job.context.local_size
+
+    @property
+    def model(self) -> nn.Module:
+        return self._model
+
+    def update(
+        self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
+    ) -> StepResult:
+        if len(targets) == 0:
+            # Nothing to add, but the others wait for this rank's part of the sum.
+            (self._parallel(inputs).sum() * 0.0).backward()
+            result = StepResult(loss_sum=0.0, correct=0, samples=0)
+        else:
+            result = gradients(self.job, self._parallel, inputs, targets, total, step, self.worker)
+        clip_gradients((p for _, p in self._named), self.job.clip_norm)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return result
+
+    def prepare_evaluation(self) -> None:
+        for buffer in self._model.buffers():
+            dist.broadcast(buffer, 0)
+
+    def set_rate(self, rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+
+    def optimizer_state(self) -> OptimizerState:
+        return read_state(self._optimizer, self._named)
+
+    def load_optimizer_state(self, state: OptimizerState) -> None:
+        write_state(self._optimizer, self._named, state)
+
+
+def _sum(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda future: future.value()[0])
