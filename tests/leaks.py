@@ -24,9 +24,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 GRACE_SECONDS = 3.0
-# Set by pytest between the phases of a test, and by Paceline on purpose for the rest of the
-# process, where a processor announces instructions that it cannot run.
-ALLOWED_VARIABLES = ("PYTEST_CURRENT_TEST", "ONEDNN_MAX_CPU_ISA")
+ALLOWED_VARIABLES = {
+    "PYTEST_CURRENT_TEST": "pytest changes it between the phases of a test",
+    "TORCHINDUCTOR_CACHE_DIR": "torch sets it for itself when it first builds an optimizer",
+    "ONEDNN_MAX_CPU_ISA": "set for good where a processor announces what it cannot run",
+}
 _SHARED_MEMORY = Path("/dev/shm")
 _PR_SET_CHILD_SUBREAPER = 36
 _LISTENING = "0A"

@@ -1,0 +1,202 @@
+"""Who may import whom: read from the source with `ast`, function-level imports included.
+
+Stages talk to each other only through `schema`; only the command line and the public API
+chain them; mechanisms know no stage; planning, costs and reports run without torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import paceline
+
+ROOT = Path(paceline.__file__).parent
+
+STAGES = ("config", "measure", "plan", "launch", "train", "observe", "report")
+MECHANISMS = ("models", "data", "local", "exchange", "backends", "cost", "lab")
+CHAINING = ("cli", "api", "commands", "__init__")
+"""What may use every stage."""
+WITHOUT_TORCH = ("schema", "plan", "cost", "report", "errors", "run", "cli", "__init__")
+
+# Between stages, (who, what): why. A name stands for a module and everything inside it.
+STAGE_EXCEPTIONS = {
+    ("measure", "config.environment"): "the only reader of environment variables",
+    ("launch", "config.environment"): "the only reader of environment variables",
+    ("train.parts", "config.environment"): "the only reader of environment variables",
+    ("launch.rank", "config"): "a rank reads the run's config.toml itself",
+    ("measure.race_rank", "config"): "a rank reads the run's config.toml itself",
+    ("measure.race", "config"): "writes the config.toml that the ranks of its trials read",
+    ("measure.contest", "plan.candidates"): "names candidates as the plan does",
+    ("measure.race", "plan.candidates"): "races what the planner thinks worth a trial",
+    ("measure.race", "plan.choose"): "the reasons in race.json are the planner's",
+    ("measure.race", "launch.local"): "trials of many ranks are started by the local engine",
+    ("measure.race_rank", "launch.rank"): "a rank of a trial lives and dies like any other",
+    ("measure", "train.parts"): "trials run the real model, data and loss",
+    ("measure.ground", "train.device"): "trials run on the device that training uses",
+    ("launch.rank", "train"): "what a rank does is train",
+    ("train.loop", "observe.metrics"): "the loop writes metrics.jsonl through its one writer",
+}
+
+# Only these may touch os.environ: why.
+ENVIRONMENT = {
+    "config.environment": "the only reader of environment variables",
+    "launch.local": "builds the environment of the ranks it starts",
+    "lab.environment": "builds the environment of emulated hosts",
+    "lab.agent": "runs inside an emulated host, on the standard library alone",
+    "lab.probe": "adds the system's folders to the PATH of the tools it looks for",
+    "backends.mpi.registration": "works without the rest of Paceline",
+}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """Name inside the package ("train.loop", "cli") and file of every module."""
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts), path
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Every module that running the code may import; `if TYPE_CHECKING:` blocks left out."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            for other in node.orelse:
+                yield from imports(other)
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            assert node.module is not None
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func).endswith("import_module")
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+        ):
+            yield str(node.args[0].value)
+        yield from imports(node)
+
+
+def inside(name: str, module: str) -> bool:
+    return name == module or name.startswith(module + ".")
+
+
+def own_imports(path: Path) -> set[str]:
+    """Modules of the package that a file imports, named as `modules` names them."""
+    found = imports(ast.parse(path.read_text()))
+    return {name.removeprefix("paceline.") for name in found if name.startswith("paceline.")}
+
+
+def forbidden(name: str, imported: str) -> str | None:
+    """Why a module may not import another, or None."""
+    head, target = name.split(".")[0], imported.split(".")[0]
+    if head in CHAINING or target not in (*STAGES, *CHAINING):
+        return None
+    if head == target:
+        return None
+    if target in CHAINING:
+        return f"{name} imports {imported}: only the command line chains stages"
+    if head in STAGES:
+        if any(inside(name, who) and inside(imported, what) for who, what in STAGE_EXCEPTIONS):
+            return None
+        return f"{name} imports {imported}: stages talk to each other through schema"
+    return f"{name} imports {imported}: it may not know a stage"
+
+
+def test_no_forbidden_import() -> None:
+    found = [
+        reason
+        for name, path in modules()
+        for imported in sorted(own_imports(path))
+        if (reason := forbidden(name, imported))
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "imported"),
+    [
+        ("local.board", "train.loop"),
+        ("data.feed", "config"),
+        ("schema.plan", "measure.race"),
+        ("train.loop", "measure.race"),
+        ("plan.choose", "config"),
+        ("report.tables", "train.progress"),
+        ("train.loop", "api"),
+        ("cost.memory", "commands.train"),
+        ("observe.metrics", "config.environment"),
+    ],
+)
+def test_the_rule_forbids(name: str, imported: str) -> None:
+    assert forbidden(name, imported) is not None
+
+
+def test_every_exception_is_still_used() -> None:
+    used = {
+        pair
+        for name, path in modules()
+        for imported in own_imports(path)
+        for pair in STAGE_EXCEPTIONS
+        if inside(name, pair[0]) and inside(imported, pair[1])
+    }
+    assert sorted(set(STAGE_EXCEPTIONS) - used) == []
+
+
+def test_every_part_of_the_package_has_a_place_in_the_rules() -> None:
+    known = {*STAGES, *MECHANISMS, *CHAINING, "schema", "errors", "run", "references"}
+    assert {name.split(".")[0] for name, _ in modules()} <= known
+
+
+def test_torch_is_not_named_where_it_is_not_allowed() -> None:
+    found = [
+        f"{name} imports {imported}"
+        for name, path in modules()
+        if name.split(".")[0] in WITHOUT_TORCH
+        for imported in imports(ast.parse(path.read_text()))
+        if imported.split(".")[0] == "torch"
+    ]
+    assert not found
+
+
+def test_only_one_module_reads_the_environment() -> None:
+    found = []
+    for name, path in modules():
+        words = {
+            node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", None)
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Attribute | ast.Name)
+        }
+        if words & {"environ", "getenv", "putenv"} and name not in ENVIRONMENT:
+            found.append(name)
+    assert found == []
+
+
+def test_planning_and_reporting_run_without_torch() -> None:
+    script = (
+        "import sys, paceline.plan, paceline.cost.memory, paceline.report.tables, paceline.schema\n"
+        "import paceline.plan.candidates, paceline.plan.choose, paceline.config\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["train", "--help"]])
+def test_help_does_not_import_torch(arguments: list[str]) -> None:
+    script = (
+        "import sys\nfrom paceline.cli import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "finally:\n    assert 'torch' not in sys.modules, 'torch was imported'\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], timeout=60, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "paceline" in done.stdout
