@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.config import dump_config, load_config, with_versions
+from paceline.config import config_from, dump_config, load_config, with_versions
 from paceline.config.environment import data_root
-from paceline.errors import RunDirectoryError
+from paceline.errors import RunDirectoryError, UserError
 from paceline.plan import (
     asked_node,
     asked_plan,
     plan_from_race,
     refuse_options_without_strategy,
 )
+from paceline.references import reference_to
 from paceline.run import RunDirectory, create_run, open_run
 from paceline.schema import Config, Plan, Race, encode, read_json, write_json
 
@@ -49,6 +50,83 @@ class Result:
 
         model.load_state_dict(load_file(self.run / "checkpoints" / "latest" / "model.safetensors"))
         return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What to train: names as in a configuration, or objects of your own."""
+
+    model: str | Callable[..., Any] = "mnist_cnn"
+    """A name, "module:callable", or a function or class that makes a new `nn.Module`."""
+    data: Any = "digits"
+    """A name, a folder, "module:callable", a map-style dataset, or a pair (train, test) of them."""
+    loss: str | Callable[..., Any] = "cross_entropy"
+    """A name, or (outputs, targets) -> mean over the samples."""
+    optimizer: str | Callable[..., Any] = "adam"
+    """A name, or parameters -> `torch.optim.Optimizer` (also given `lr` if it takes one)."""
+    batch_size: int = 128
+    """Samples per update over all workers."""
+
+
+def train(
+    workload: Workload | None = None,
+    *,
+    epochs: int = 5,
+    settings: Mapping[str, Any] | None = None,
+    run: str | Path | None = None,
+    resume: bool = False,
+    silent: bool = False,
+) -> Result:
+    """Race, plan and train; every setting of a configuration can be given by its dotted key.
+
+    >>> result = paceline.train(
+    ...     paceline.Workload(model=MyNet, data=(train_set, test_set), batch_size=64),
+    ...     epochs=3, settings={"optimizer.learning_rate": 0.01, "local.strategy": "threads"},
+    ... )                                                                    # doctest: +SKIP
+    """
+    workload = workload or Workload()
+    names, given = _names_and_objects(workload)
+    asked = {"name": "train", "train.epochs": epochs, **names, **(settings or {})}
+    config = config_from(asked)
+    if given is not None:
+        from paceline.train.parts import with_dataset
+
+        given = with_dataset(given, workload.data, config)
+    where = Path(run) if run is not None else None
+    config, directory, plan = begin(config, run=where, resume=resume)
+    try:
+        say = (lambda text: None) if silent else print
+        start = Start(config=config, run=directory, plan=plan, given=given, silent=silent, say=say)
+        return run_training(start)
+    finally:
+        directory.unlock()
+
+
+def _names_and_objects(workload: Workload) -> tuple[dict[str, Any], Given | None]:
+    """Settings for what has a name, and the objects that have none."""
+    from paceline.train.parts import Given
+
+    keys = {
+        "workload.model": workload.model,
+        "workload.loss": workload.loss,
+        "optimizer.name": workload.optimizer,
+        "workload.data": workload.data,
+    }
+    names: dict[str, Any] = {"workload.batch_size": workload.batch_size}
+    objects: dict[str, Any] = {}
+    for key, value in keys.items():
+        name = value if isinstance(value, str) else reference_to(value)
+        if name is not None:
+            names[key] = name
+        else:
+            objects[key] = value
+    if not objects:
+        return names, None
+    return names, Given(
+        model=objects.get("workload.model"),
+        loss=objects.get("workload.loss"),
+        optimizer=objects.get("optimizer.name"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,18 +167,35 @@ def begin(
         directory = create_run(config.name, run)
     directory.lock()
     config = resolve(config)
-    if not (resume and directory.config.exists()):
-        directory.config.write_text(dump_config(config))
     found = plan or (directory.plan if directory.plan.exists() else None)
-    return config, directory, read_json(Plan, found) if found else None
+    try:
+        stored_plan = read_json(Plan, found) if found else None
+    except UserError:
+        directory.discard()
+        raise
+    if not (resume and directory.config.exists()):
+        partial = directory.config.with_name(".config.toml.partial")
+        partial.write_text(dump_config(config))
+        partial.replace(directory.config)
+    return config, directory, stored_plan
 
 
-def plan_beside(config: Path) -> Plan | None:
-    """The plan of the run whose config.toml this is, so that it is repeated, not planned anew."""
-    folder = config if config.is_dir() else config.parent
+def plan_beside(path: Path, config: Config) -> Plan | None:
+    """The plan of the run whose config.toml `path` is, so that it is repeated, not planned anew.
+
+    None where `config`, which came of it, asks for something that a plan decides.
+    """
+    folder = path if path.is_dir() else path.parent
     stored = folder / "plan.json"
-    is_run = (folder / "config.toml").exists() and config.name in ("config.toml", folder.name)
-    return read_json(Plan, stored) if is_run and stored.exists() else None
+    is_run = (folder / "config.toml").exists() and path.name in ("config.toml", folder.name)
+    if not is_run or not stored.exists():
+        return None
+    before = resolve(load_config(folder))
+    same = all(
+        getattr(before, part) == getattr(config, part)
+        for part in ("workload", "numerics", "local", "exchange")
+    )
+    return read_json(Plan, stored) if same and before.train.device == config.train.device else None
 
 
 def resolve(config: Config) -> Config:
@@ -128,6 +223,16 @@ def _asked(config: Config) -> Any:
 
 def run_training(start: Start) -> Result:
     """Plan if needed, launch, train, and return what came of it."""
+    try:
+        return _run_training(start)
+    except UserError:
+        start.run.discard()
+        raise
+    finally:
+        start.run.unlock()
+
+
+def _run_training(start: Start) -> Result:
     from paceline.measure.instructions import use_safe_instructions
 
     config, run, plan = start.config, start.run, start.plan

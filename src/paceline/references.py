@@ -161,3 +161,19 @@ def _importable(directory: Path) -> Iterator[None]:
         sys.path.remove(entry)
         if not present:
             sys.path.append(entry)
+
+
+def reference_to(thing: object) -> str | None:
+    """The reference by which another process finds `thing`, or None where there is none.
+
+    Objects of the script that runs have none: importing it again would run it again.
+
+    >>> reference_to(resolve)
+    'paceline.references:resolve'
+    """
+    module = getattr(thing, "__module__", None)
+    name = getattr(thing, "__qualname__", None)
+    if not module or not name or module == "__main__" or not name.isidentifier():
+        return None
+    found = getattr(sys.modules.get(module), name, None)
+    return f"{module}:{name}" if found is thing else None

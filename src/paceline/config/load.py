@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,23 @@ def load_config(path: Path | None = None, changes: Iterable[str] = ()) -> Config
     data = _read_toml(path)
     for change in changes:
         _apply_change(data, change)
-    config = decode(Config, data)
+    return config_from(data)
+
+
+def config_from(data: Mapping[str, Any]) -> Config:
+    """The configuration that plain data means: tables of keys, or dotted keys.
+
+    >>> config_from({"train.epochs": 2, "optimizer": {"name": "sgd"}}).train.epochs
+    2
+    """
+    tables: dict[str, Any] = {}
+    for key, value in data.items():
+        *parents, last = key.split(".")
+        table = tables
+        for parent in parents:
+            table = table.setdefault(parent, {})
+        table[last] = dict(value) if isinstance(value, Mapping) else value
+    config = decode(Config, tables)
     _check_names(config)
     return config
 

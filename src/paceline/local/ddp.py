@@ -41,7 +41,7 @@ class DistributedProcesses(LocalStrategy):
         self._named = [(n, p) for n, p in self._model.named_parameters() if p.requires_grad]
         self._parallel = DistributedDataParallel(self._model)
         # The parts are weighted with their samples already: the sum is the mean.
-        self._parallel.register_comm_hook(None, _sum)  # type: ignore[arg-type]
+        self._parallel.register_comm_hook(None, _sum)
         self._optimizer = job.build_optimizer([p for _, p in self._named])
 
     @property
@@ -85,7 +85,11 @@ class DistributedProcesses(LocalStrategy):
         write_state(self._optimizer, self._named, state)
 
 
-def _sum(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _sum(state: Any, bucket: Any) -> Any:
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None
     return work.get_future().then(lambda future: future.value()[0])
+
+
+# DDP compares annotations with types, and ours are texts.
+_sum.__annotations__.clear()

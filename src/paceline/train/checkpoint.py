@@ -165,6 +165,8 @@ class Checkpoints:
         for path in self._all():
             if path.name not in kept:
                 shutil.rmtree(path, ignore_errors=True)
+        for path in self.folder.glob(".partial-*"):  # of a run that was killed while it wrote
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _saveable(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

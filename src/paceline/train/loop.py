@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import statistics
@@ -155,21 +156,22 @@ class Trainer:
         """The rest of the current epoch; False when a signal ended it."""
         epoch, steps = self.position.epoch, self.feed.sampler.steps_per_epoch
         self.view.start_epoch(epoch + 1, self.config.train.epochs, steps, self.position.step)
-        batches = self.feed.epoch(epoch, self.position.step)
-        clock = time.perf_counter()
-        for batch in batches:
-            self.run_update(batch)
-            now = time.perf_counter()
-            self.tally.seconds += now - clock
-            self.tally.durations.append(now - clock)
-            clock = now
-            if self.position.update >= self.updates or self.position.step == steps:
-                break
-            if self.team.should_stop(self.position.update):
-                return False
-            if self.checkpoint_due():
-                self.save()
-                clock = time.perf_counter()
+        # Closed even when an update fails: the thread that reads ahead must not outlive it.
+        with contextlib.closing(self.feed.epoch(epoch, self.position.step)) as batches:
+            clock = time.perf_counter()
+            for batch in batches:
+                self.run_update(batch)
+                now = time.perf_counter()
+                self.tally.seconds += now - clock
+                self.tally.durations.append(now - clock)
+                clock = now
+                if self.position.update >= self.updates or self.position.step == steps:
+                    break
+                if self.team.should_stop(self.position.update):
+                    return False
+                if self.checkpoint_due():
+                    self.save()
+                    clock = time.perf_counter()
         self.end_epoch()
         return not self.team.should_stop(self.position.update)
 
@@ -200,10 +202,12 @@ class Trainer:
         rate = rate_at(
             self.config.optimizer, update=self.position.update, updates=self.updates, peak=self.peak
         )
+        newest = self.checkpoints.newest()
+        kept = f"the newest checkpoint is {newest}" if newest else "there is no checkpoint yet"
         raise DivergedError(
             f"the loss became {loss:g} at update {self.position.update + 1} (epoch"
             f" {self.position.epoch + 1}, learning rate {rate:g}): lower optimizer.learning_rate,"
-            " raise optimizer.warmup, or set optimizer.clip_norm; the last checkpoint is whole"
+            f" raise optimizer.warmup, or set optimizer.clip_norm; {kept}"
         )
 
     def end_epoch(self) -> None:
@@ -317,10 +321,14 @@ class Trainer:
         if self.team.is_first:
             self.tally = Tally.restored(state.tally)
             self.metrics.restore(state.position.epoch)
-            self.view.say(
-                f"continuing {self.task.run.path} from update {state.position.update}"
-                f" (epoch {state.position.epoch + 1})"
-            )
+            self.view.say(self.welcome_back())
+
+    def welcome_back(self) -> str:
+        """One line about what is continued."""
+        update, path = self.position.update, self.task.run.path
+        if update >= self.updates or self.reached_goal_quietly():
+            return f"{path} is finished after {update} updates: there is nothing left to train"
+        return f"continuing {path} from update {update} (epoch {self.position.epoch + 1})"
 
     def finish(self, *, total_seconds: float, open_seconds: float) -> Outcome:
         """The summary of the run, written to run.json."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.utils.data
 from torch import nn
 
 from paceline import data, models
 from paceline.config.environment import cache_root, data_root
 from paceline.data.base import DataRequest, Dataset
-from paceline.errors import ConfigError, ModelError
+from paceline.errors import ConfigError, DataError, ModelError
 from paceline.local.base import Loss, OptimizerFactory
 from paceline.local.cores import usable_cores
 from paceline.models.factory import call_factory
@@ -59,6 +62,26 @@ def make_parts(config: Config, given: Given | None = None) -> Parts:
         build_optimizer=optimizer_factory(config.optimizer, custom),
         elementwise=is_elementwise(config.optimizer, custom),
     )
+
+
+def with_dataset(given: Given, value: Any, config: Config) -> Given:
+    """`given` with the user's own dataset objects, where `value` is not just a name."""
+    if isinstance(value, str) or callable(value):
+        return given
+    if isinstance(value, Dataset):
+        return dataclasses.replace(given, data=value)
+    if not (isinstance(value, tuple) and len(value) == 2):
+        length = len(value) if hasattr(value, "__len__") else 0
+        if length < 2:
+            raise DataError(
+                f"data = {type(value).__name__} must be a name, a map-style dataset of at least two"
+                " samples, or a pair (train, test) of them"
+            )
+        kept = max(1, round(config.data.validation * length))
+        generator = torch.Generator().manual_seed(config.seed)
+        value = torch.utils.data.random_split(value, [length - kept, kept], generator)
+    opened = data.from_datasets(value[0], value[1], seed=config.seed)
+    return dataclasses.replace(given, data=opened)
 
 
 def data_request(config: Config) -> DataRequest:
