@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -75,14 +76,26 @@ class MetricsFile:
     def restore(self, epochs: int) -> None:
         """Keep what a resumed run had written about its first `epochs` epochs."""
         self.lines = [line for line in read_metrics(self.path) if line["epoch"] <= epochs]
-        self.path.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
         self._written = len(self.lines)
+        text = "".join(json.dumps(line) + "\n" for line in self.lines)
+        if not self.path.exists() or self.path.read_text() == text:
+            return
+        # Beside it and renamed: a run that is killed here must not lose its past.
+        partial = self.path.with_name(f".{self.path.name}.partial")
+        partial.write_text(text)
+        partial.replace(self.path)
 
     def append(self, line: dict[str, Any]) -> None:
         """Add a line; OSError leaves it to be written with the next one."""
         self.lines.append(line)
-        with self.path.open("a") as file:
-            file.writelines(json.dumps(entry) + "\n" for entry in self.lines[self._written :])
+        whole = self.path.stat().st_size if self.path.exists() else 0
+        try:
+            with self.path.open("a") as file:
+                file.writelines(json.dumps(entry) + "\n" for entry in self.lines[self._written :])
+        except OSError:
+            if self.path.exists():  # the next line must not be joined to half of this one
+                os.truncate(self.path, whole)
+            raise
         self._written = len(self.lines)
 
 
