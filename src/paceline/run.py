@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
+import shutil
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -17,6 +20,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: int | None = None
+        self._undo: Callable[[], None] | None = None
 
     @property
     def config(self) -> Path:
@@ -68,27 +72,53 @@ class RunDirectory:
             os.close(self._lock)
             self._lock = None
 
+    def discard(self) -> None:
+        """Take a new run back that a mistake of the user ended before it trained.
+
+        Its name is then free for the next try. A run that was opened, or that has
+        trained, is left as it is.
+        """
+        if self._undo is not None and not self.metrics.exists() and not self.checkpoints.exists():
+            self._undo()
+            self._undo = None
+
 
 def create_run(name: str, where: Path | None = None, root: Path = Path("runs")) -> RunDirectory:
     """A new run directory: `runs/<time>-<name>`, or `where`; `runs/latest` points to it."""
+    latest = root / "latest"
+    before = latest.readlink().name if where is None and latest.is_symlink() else None
     try:
         if where is None:
             path = _new_path(root, name)
         else:
             path = where
-            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            if path.exists() and (not path.is_dir() or _has_files(path)):
                 raise RunDirectoryError(
                     f"{path} exists and is not empty: continue it with --resume, or choose another"
                     " --run"
                 )
             path.mkdir(parents=True, exist_ok=True)
         if where is None:
-            _point_latest(root, path)
+            _point_latest(root, path.name)
     except OSError as error:
         raise RunDirectoryError(
             f"the run directory {where or root} cannot be made: {error.strerror}"
         ) from None
-    return RunDirectory(path)
+
+    def undo() -> None:
+        shutil.rmtree(path, ignore_errors=True)
+        if where is None:
+            with contextlib.suppress(OSError):
+                latest.unlink() if before is None else _point_latest(root, before)
+
+    run = RunDirectory(path)
+    run._undo = undo
+    return run
+
+
+def _has_files(path: Path) -> bool:
+    """True when a folder holds more than the lock of a run that was killed as it began."""
+    return any(entry.name != ".lock" for entry in path.iterdir())
 
 
 def open_run(path: Path) -> RunDirectory:
@@ -113,8 +143,8 @@ def _new_path(root: Path, name: str) -> Path:
     raise RunDirectoryError(f"{root} already has a thousand runs called {stamp}-{slug}")
 
 
-def _point_latest(root: Path, path: Path) -> None:
+def _point_latest(root: Path, name: str) -> None:
     link = root / f".latest-{os.getpid()}"
     link.unlink(missing_ok=True)
-    link.symlink_to(path.name)
+    link.symlink_to(name)
     link.replace(root / "latest")

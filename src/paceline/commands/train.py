@@ -57,7 +57,7 @@ def command(
     asked = load_config(config, changes) if config or changes or not resume else None
     settings, directory, chosen = api.begin(asked, run=run, resume=resume, plan=plan)
     if chosen is None and config is not None and not again:
-        chosen = api.plan_beside(config)
+        chosen = api.plan_beside(config, settings)
     result = api.run_training(
         api.Start(
             config=settings,
