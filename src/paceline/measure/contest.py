@@ -120,7 +120,10 @@ class Contest:
         self._say(f"{entry.name}: {self._batch / record.median:,.1f} images/s")
 
     def _best_time(self, chosen: Callable[[_Entry], bool]) -> float:
-        return min((e.fastest for e in self._entries.values() if chosen(e)), default=float("inf"))
+        return min(
+            (e.fastest for e in self._entries.values() if chosen(e) and not e.failed),
+            default=float("inf"),
+        )
 
     def _finals(self) -> None:
         for rounds in range(6):
@@ -136,7 +139,9 @@ class Contest:
         result: list[_Entry] = []
         for precision in ("fp32", "bf16"):
             group = [
-                e for e in self._entries.values() if e.candidate.precision == precision and e.times
+                e
+                for e in self._entries.values()
+                if e.candidate.precision == precision and e.times and not e.failed
             ]
             group.sort(key=lambda e: e.fastest)
             if group:
@@ -161,7 +166,7 @@ class Contest:
         )
         results = []
         for entry in self._entries.values():
-            if not entry.times:
+            if entry.failed or not entry.times:
                 results.append(dataclasses.replace(entry.candidate, reason=entry.failed))
                 continue
             low, high = entry.quartiles()

@@ -120,14 +120,13 @@ def _race(request: RaceRequest) -> Race:
     results = [
         dataclasses.replace(entry, estimated_mb=estimates.get(entry.name)) for entry in results
     ] + refused
-    chosen = pick(results, config.numerics.allow)
+    # A precision that was asked for by name is allowed by that.
+    allowed = (*config.numerics.allow, config.numerics.precision)
+    chosen = pick(results, allowed)
     if chosen is None:
         reasons = "; ".join(f"{c.name}: {c.reason}" for c in results)
         raise StrategyError(f"no local strategy could train this workload ({reasons})")
-    allowed = config.numerics.allow
-    if config.numerics.precision != "auto":
-        allowed = (*allowed, "bf16")
-    results = explain(results, chosen, gradient_mb=footprint.parameter_mb, allowed=tuple(allowed))
+    results = explain(results, chosen, gradient_mb=footprint.parameter_mb, allowed=allowed)
     race = Race(
         fingerprint=fingerprint(request),
         workload=f"{config.workload.model} on {config.workload.data}",
