@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -48,8 +48,8 @@ class Feed:
     ahead: int = 2
     """Batches that are read before they are asked for."""
 
-    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, from `first_step` on."""
+    def epoch(self, epoch: int, first_step: int = 0) -> Generator[Batch]:
+        """The batches of an epoch, from `first_step` on; closing it ends the reading."""
         steps = range(first_step, self.sampler.steps_per_epoch)
         # Drawn here, not in the reading thread: the sampler caches one epoch's order.
         plan = [
@@ -63,7 +63,7 @@ class Feed:
 
     def _read(
         self, plan: list[tuple[np.ndarray, int]], *, epoch: int, augment: bool
-    ) -> Iterator[Batch]:
+    ) -> Generator[Batch]:
         def fetch(item: tuple[np.ndarray, int]) -> tuple[torch.Tensor, torch.Tensor, int, float]:
             indices, total = item
             start = time.perf_counter()
