@@ -6,7 +6,7 @@ a request carries the file descriptors that the new process is to have, so no
 byte of output passes through the agent. When it dies, the kernel kills the
 whole host and takes its interfaces away.
 
-Run by path with the standard library alone (`python -I -S agent.py serve ...`),
+Run by path with the standard library alone (`python -I -S agent.py CONFIG`),
 so that a host starts in milliseconds: import nothing of Paceline here.
 """
 
@@ -24,7 +24,6 @@ import signal
 import socket
 import struct
 import sys
-import time
 from typing import Any
 
 MS_BIND, MS_REC, MS_PRIVATE, MS_NOSUID, MS_NODEV = 0x1000, 0x4000, 1 << 18, 2, 4
@@ -41,7 +40,8 @@ def send(connection: socket.socket, message: dict[str, Any], descriptors: list[i
     data = json.dumps(message).encode() + b"\n"
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
     sent = connection.sendmsg([data], ancillary if descriptors else [])
-    connection.sendall(data[sent:])
+    if sent < len(data):
+        connection.sendall(data[sent:])
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
@@ -201,6 +201,8 @@ class Agent:
 
     def listen(self, connection: socket.socket, pid: int) -> None:
         """A caller asks for a signal to its process, or has gone."""
+        if self.callers.get(pid) is not connection:
+            return  # the process ended, and was reaped, in the same turn
         try:
             message, descriptors = receive(connection)
         except OSError:
@@ -331,107 +333,5 @@ def serve(config_path: str) -> None:
     agent.serve()
 
 
-# ssh options that take a value, so that it is not mistaken for the host.
-SSH_OPTIONS_WITH_VALUE = "BbcDEeFIiJLlmOopQRSWw"
-SSH_CONNECT_SECONDS = 10.0
-# What ARP takes to find out that no one is there.
-NO_ROUTE_SECONDS = 3.0
-
-
-class Ssh:
-    """Stands in for `ssh [options] HOST [command]`, with its exit codes and its silences.
-
-    It reaches an agent by a Unix socket and not over the lab's links, so it looks
-    at what was done to the hosts and behaves as if it had gone over them.
-    """
-
-    def __init__(self, state: str, arguments: list[str]) -> None:
-        self.state = state
-        self.flags: list[str] = []
-        self.settings: dict[str, str] = {}
-        self.rest = list(arguments)
-        while self.rest and self.rest[0].startswith("-"):
-            option = self.rest.pop(0)
-            self.flags.append(option)
-            if len(option) == 2 and option[1] in SSH_OPTIONS_WITH_VALUE and self.rest:
-                option += self.rest.pop(0)
-            if option.startswith("-o"):
-                name, _, value = option[2:].replace("=", " ").strip().partition(" ")
-                self.settings[name.lower()] = value.strip()
-
-    def seconds(self, name: str, default: float) -> float:
-        """A setting given by `-o NAME=VALUE`."""
-        try:
-            return float(self.settings[name.lower()])
-        except (KeyError, ValueError):
-            return default
-
-    def is_cut(self, *hosts: str) -> bool:
-        """Whether a link on the way carries nothing."""
-        return any(os.path.exists(f"{self.state}/{host}.cut") for host in hosts)  # noqa: PTH110
-
-    def run(self) -> int:
-        """The exit code: the command's, or 255 when the host was not reached."""
-        if not self.rest:
-            return self.fail("usage: ssh [options] [user@]HOST [command]")
-        self.wanted = self.rest.pop(0).rpartition("@")[2]
-        with open(f"{self.state}/hosts.json") as file:  # noqa: PTH123
-            hosts: dict[str, str] = json.load(file)
-        names = [name for name, address in hosts.items() if self.wanted in (name, address)]
-        if not names:
-            return self.fail(f"ssh: Could not resolve hostname {self.wanted}: not in this lab")
-        own = os.environ.get("PACELINE_LAB_HOST", "")
-        self.way = () if names[0] == own else (names[0], own)
-        connect_seconds = self.seconds("ConnectTimeout", SSH_CONNECT_SECONDS)
-        lost = not os.path.exists(f"{self.state}/{names[0]}.socket")  # noqa: PTH110
-        if self.is_cut(*self.way) and not lost:
-            time.sleep(connect_seconds)
-            return self.fail(f"ssh: connect to host {self.wanted} port 22: Connection timed out")
-        try:
-            connection = self.call(f"{self.state}/{names[0]}.socket")
-        except OSError:
-            time.sleep(min(NO_ROUTE_SECONDS, connect_seconds))
-            return self.fail(f"ssh: connect to host {self.wanted} port 22: No route to host")
-        return self.attend(connection)
-
-    def call(self, path: str) -> socket.socket:
-        """Ask the agent to start the command with our own standard streams."""
-        command = ["/bin/sh", "-c", " ".join(self.rest)] if self.rest else ["/bin/sh"]
-        no_input = "-n" in self.flags or "-f" in self.flags
-        source = os.open(os.devnull, os.O_RDONLY) if no_input else 0
-        request = {"do": "start", "argv": command, "env": None, "cwd": None}
-        return call(path, {**request, "hang_up": "-t" in self.flags}, [source, 1, 2])
-
-    def attend(self, connection: socket.socket) -> int:
-        """Wait for the end of the command, or of the host."""
-        while True:
-            message, _ = receive(connection)
-            for each in [] if message is None else [message, *message.get("then", [])]:
-                if "exit" in each:
-                    self.hear_nothing_while_cut()
-                    code: int = each["exit"]
-                    return 255 if code < 0 else code
-                if "error" in each:
-                    return self.fail(f"ssh: {each['error']}")
-            if message is None:
-                self.hear_nothing_while_cut()
-                return self.fail(f"Connection to {self.wanted} closed by remote host.")
-
-    def hear_nothing_while_cut(self) -> None:
-        """A dead link tells no one that the command, or the host, has ended."""
-        alive = self.seconds("ServerAliveInterval", 0) * self.seconds("ServerAliveCountMax", 3)
-        deadline = time.monotonic() + alive if alive else float("inf")
-        while self.is_cut(*self.way):
-            if time.monotonic() > deadline:
-                sys.exit(self.fail(f"Timeout, server {self.wanted} not responding."))
-            time.sleep(0.1)
-
-    def fail(self, words: str) -> int:
-        print(words, file=sys.stderr)
-        return 255
-
-
 if __name__ == "__main__":
-    if sys.argv[1] == "serve":
-        serve(sys.argv[2])
-    sys.exit(Ssh(sys.argv[2], sys.argv[3:]).run())
+    serve(sys.argv[1])

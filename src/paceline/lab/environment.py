@@ -8,7 +8,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from paceline.lab import agent, probe
+from paceline.lab import probe, ssh
 from paceline.lab.network import INTERFACE
 from paceline.lab.spec import LabSpec
 
@@ -91,6 +91,6 @@ def write_files(spec: LabSpec, state: Path, addresses: dict[str, str], *, emulat
         (state / f"{host.name}.hostname").write_text(f"{host.name}\n")
     binary = state / "bin" / "ssh"
     binary.parent.mkdir()
-    command = [sys.executable, "-I", "-S", str(agent.__file__), "ssh", str(state)]
+    command = [sys.executable, "-I", "-S", str(ssh.__file__), str(state)]
     binary.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
     binary.chmod(0o755)

@@ -23,6 +23,7 @@ import time
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWPID, CLONE_NEWNET = (
     0x00020000,
     0x04000000,
@@ -60,6 +61,8 @@ def start_agent(script: str, config_path: str, namespaces: bool) -> tuple[int, i
         if namespaces and libc.unshare(NAMESPACES):
             os.write(report_write, f"unshare: {os.strerror(ctypes.get_errno())}".encode())
             os._exit(1)
+        # Without a process namespace, what an agent leaves when it dies falls to us.
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         agent = os.fork()
         if agent == 0:
             die_with_parent()
@@ -68,12 +71,14 @@ def start_agent(script: str, config_path: str, namespaces: bool) -> tuple[int, i
             nothing = os.open(os.devnull, os.O_RDWR)
             os.dup2(nothing, 0)
             os.dup2(nothing, 1)
-            os.execv(sys.executable, [sys.executable, "-I", "-S", script, "serve", config_path])
+            os.execv(sys.executable, [sys.executable, "-I", "-S", script, config_path])
         os.write(report_write, str(agent).encode())
         os.close(report_write)
         for descriptor in (0, 1):
             os.close(descriptor)
-        os.waitpid(agent, 0)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.wait()
     finally:
         os._exit(0)
 
@@ -117,12 +122,14 @@ def clear(state: str) -> list[str]:
 
 def end_agents(children: list[int], agents: list[int], namespaces: bool) -> None:
     """Kill every agent and wait until it is gone."""
-    for agent in agents:
-        for pid in [agent] if namespaces else [*descendants(agent), agent]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    doomed = agents if namespaces else [pid for child in children for pid in descendants(child)]
+    for pid in doomed:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     for child in children:
-        with contextlib.suppress(ChildProcessError):
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            # Stopped while its descendants were counted: it is to reap them now.
+            os.kill(child, signal.SIGCONT)
             os.waitpid(child, 0)
 
 

@@ -30,7 +30,8 @@ def strategy_class(name: str) -> type[LocalStrategy]:
         raise StrategyError(unknown_name("local strategy", name, REGISTRY))
     module, _, attribute = REGISTRY[name].partition(":")
     found = getattr(importlib.import_module(module), attribute)
-    assert isinstance(found, type) and issubclass(found, LocalStrategy)
+    assert isinstance(found, type)
+    assert issubclass(found, LocalStrategy)
     return found
 
 

@@ -105,8 +105,8 @@ class LocalStrategy(ABC):
         """The whole model with the current weights, to evaluate and to save."""
 
     @abstractmethod
-    def set_rate(self, rate: float) -> None:
-        """The learning rate from now on."""
+    def scale_rate(self, factor: float) -> None:
+        """The learning rate from now on, relative to the one the optimizer was made with."""
 
     @abstractmethod
     def optimizer_state(self) -> OptimizerState:
@@ -211,6 +211,12 @@ def gradients(
         correct=count_correct(outputs, targets),
         samples=count,
     )
+
+
+def scale_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Set every group's learning rate to `factor` times the one it was made with."""
+    for group in optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
 
 
 def clip_gradients(parameters: Iterable[torch.Tensor], limit: float | None) -> None:

@@ -21,6 +21,7 @@ from paceline.local.base import (
     clip_gradients,
     gradients,
     prepare_model,
+    scale_rate,
 )
 from paceline.local.cores import set_threads
 from paceline.local.group import init_gloo
@@ -74,9 +75,8 @@ class DistributedProcesses(LocalStrategy):
         for buffer in self._model.buffers():
             dist.broadcast(buffer, 0)
 
-    def set_rate(self, rate: float) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+    def scale_rate(self, factor: float) -> None:
+        scale_rate(self._optimizer, factor)
 
     def optimizer_state(self) -> OptimizerState:
         return read_state(self._optimizer, self._named)

@@ -13,6 +13,7 @@ from paceline.local.base import (
     clip_gradients,
     gradients,
     prepare_model,
+    scale_rate,
 )
 from paceline.local.cores import set_threads
 from paceline.local.shared import SharedModel
@@ -66,9 +67,8 @@ class Hogwild(LocalStrategy):
         self._shared.board.barrier("hogwild")
         self._shared.share_buffers(lambda name: 0)
 
-    def set_rate(self, rate: float) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+    def scale_rate(self, factor: float) -> None:
+        scale_rate(self._optimizer, factor)
 
     def optimizer_state(self) -> OptimizerState:
         return read_state(self._optimizer, self._named)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from paceline.local.base import Job, OptimizerState
+from paceline.local.base import Job, OptimizerState, scale_rate
 from paceline.local.shared import LINE, SharedModel, memory_view
 
 _UNIT = LINE // 4
@@ -141,11 +141,10 @@ class PieceUpdate:
                 assert weight.grad is not None
                 weight.grad.mul_(limit / (norm + 1e-6))
 
-    def set_rate(self, rate: float) -> None:
-        """The learning rate from now on."""
+    def scale_rate(self, factor: float) -> None:
+        """The learning rate from now on, relative to the one the optimizer was made with."""
         if self.optimizer is not None:
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
+            scale_rate(self.optimizer, factor)
 
     def state(self) -> OptimizerState:
         """The whole model's optimizer state, on the first rank; every rank calls it."""

@@ -213,8 +213,8 @@ class Hybrid(LocalStrategy):
     def prepare_evaluation(self) -> None:
         self._shared.share_buffers(lambda name: self._owners[name])
 
-    def set_rate(self, rate: float) -> None:
-        self._pieces.set_rate(rate)
+    def scale_rate(self, factor: float) -> None:
+        self._pieces.scale_rate(factor)
 
     def optimizer_state(self) -> OptimizerState:
         return self._pieces.state()

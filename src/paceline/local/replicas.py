@@ -17,6 +17,7 @@ from paceline.local.base import (
     clip_gradients,
     gradients,
     prepare_model,
+    scale_rate,
     step_seed,
 )
 from paceline.local.cores import set_threads
@@ -138,9 +139,8 @@ class Replicas(LocalStrategy):
             for name, buffer in self._model.named_buffers():
                 buffers[name].copy_(buffer)
 
-    def set_rate(self, rate: float) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+    def scale_rate(self, factor: float) -> None:
+        scale_rate(self._optimizer, factor)
 
     def optimizer_state(self) -> OptimizerState:
         return read_state(self._optimizer, self._named)

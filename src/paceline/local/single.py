@@ -13,6 +13,7 @@ from paceline.local.base import (
     clip_gradients,
     gradients,
     prepare_model,
+    scale_rate,
 )
 from paceline.local.cores import set_threads
 from paceline.local.state import read_state, write_state
@@ -47,9 +48,8 @@ class Threads(LocalStrategy):
     def model(self) -> nn.Module:
         return self._model
 
-    def set_rate(self, rate: float) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+    def scale_rate(self, factor: float) -> None:
+        scale_rate(self._optimizer, factor)
 
     def optimizer_state(self) -> OptimizerState:
         return read_state(self._optimizer, self._named)

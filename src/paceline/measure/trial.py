@@ -96,7 +96,7 @@ class TrialGround:
     ) -> list[float]:
         total = len(self.targets)
         # A rate of zero leaves the weights as they are: trials must not diverge.
-        strategy.set_rate(0.0)
+        strategy.scale_rate(0.0)
         times: list[float] = []
         update = 0
         while len(times) < steps:

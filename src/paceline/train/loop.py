@@ -24,7 +24,7 @@ from paceline.schema import Config, Plan, RankContext, write_json
 from paceline.train.checkpoint import Checkpoints, Position, TrainState
 from paceline.train.device import choose_device, use_deterministic
 from paceline.train.evaluate import Score, evaluate
-from paceline.train.optimizers import peak_rate, rate_at
+from paceline.train.optimizers import batch_factor, schedule_factor
 from paceline.train.parts import Given, Parts, make_parts
 from paceline.train.progress import SilentView, View
 from paceline.train.signals import StopSignals
@@ -136,13 +136,20 @@ class Trainer:
         self.since_best = 0
         self.saved_at = -1
         self.first_loss: float | None = None
-        self.peak = peak_rate(self.config.optimizer, self.feed.sampler.batch_size)
 
     @property
     def updates(self) -> int:
         """Updates of the whole training."""
         planned = self.config.train.epochs * self.feed.sampler.steps_per_epoch
         return min(planned, self.config.train.steps or planned)
+
+    @property
+    def rate_factor(self) -> float:
+        """The current learning rate, relative to the one that was asked for."""
+        settings = self.config.optimizer
+        return batch_factor(settings, self.feed.sampler.batch_size) * schedule_factor(
+            settings, update=self.position.update, updates=self.updates
+        )
 
     def run(self) -> None:
         """All epochs that are left."""
@@ -179,9 +186,7 @@ class Trainer:
         """One update from one batch."""
         update = self.position.update
         self.team.enter("update", update)
-        self.strategy.set_rate(
-            rate_at(self.config.optimizer, update=update, updates=self.updates, peak=self.peak)
-        )
+        self.strategy.scale_rate(self.rate_factor)
         result = self.strategy.update(batch.inputs, batch.targets, batch.total, update)
         self.tally.add(loss_sum=result.loss_sum, correct=result.correct, samples=result.samples)
         self.tally.read_seconds += batch.wait_seconds
@@ -199,9 +204,7 @@ class Trainer:
             self.first_loss = loss
         if math.isfinite(loss) and loss <= EXPLODED * max(1.0, abs(self.first_loss)):
             return
-        rate = rate_at(
-            self.config.optimizer, update=self.position.update, updates=self.updates, peak=self.peak
-        )
+        rate = self.config.optimizer.learning_rate * self.rate_factor
         newest = self.checkpoints.newest()
         kept = f"the newest checkpoint is {newest}" if newest else "there is no checkpoint yet"
         raise DivergedError(

@@ -60,29 +60,29 @@ def _build_custom(
     return optimizer
 
 
-def peak_rate(settings: Optimizer, batch_size: int) -> float:
-    """The learning rate at this global batch: rate x batch / reference batch, or its root."""
+def batch_factor(settings: Optimizer, batch_size: int) -> float:
+    """How much the rate grows with the batch: batch / reference batch, or its root."""
     if settings.reference_batch is None:
-        return settings.learning_rate
+        return 1.0
     ratio = batch_size / settings.reference_batch
-    return settings.learning_rate * (ratio if settings.scaling == "linear" else math.sqrt(ratio))
+    return ratio if settings.scaling == "linear" else math.sqrt(ratio)
 
 
-def rate_at(settings: Optimizer, *, update: int, updates: int, peak: float) -> float:
-    """The learning rate of update number `update` (from 0) out of `updates`.
+def schedule_factor(settings: Optimizer, *, update: int, updates: int) -> float:
+    """The learning rate of update number `update` (from 0) out of `updates`, 1 at its peak.
 
     Warm-up rises in a straight line over the first `warmup` of all updates;
     then the schedule takes over and would reach its end one update after the last.
     """
     warm = round(settings.warmup * updates)
     if update < warm:
-        return peak * (update + 1) / warm
+        return (update + 1) / warm
     progress = (update - warm) / max(1, updates - warm)
     if settings.schedule == "linear":
-        return peak * (1 - progress)
+        return 1 - progress
     if settings.schedule == "cosine":
-        return peak * 0.5 * (1 + math.cos(math.pi * progress))
+        return 0.5 * (1 + math.cos(math.pi * progress))
     if settings.schedule == "step":
         falls = math.floor(update / max(1.0, settings.step_every * updates) + 1e-9)
-        return float(peak * settings.step_factor**falls)
-    return peak
+        return float(settings.step_factor**falls)
+    return 1.0

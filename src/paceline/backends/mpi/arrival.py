@@ -17,11 +17,26 @@ from typing import Any
 
 from paceline.backends.mpi.deadline import Deadline, Patience
 from paceline.backends.mpi.wire import all_agree, share_text
+from paceline.errors import RunError
 
 __all__ = ["ArrivalBoard", "shared_board"]
 
-# One counter per cache line: a rank that writes its own disturbs no other.
+# One line of the cache per rank: the counter, and beside it what the rank has come for, in two
+# words used by turns. A rank can be one collective ahead of another, never two.
 _WORDS_PER_LINE = 8
+_OPERATIONS = (
+    "",
+    "all_reduce",
+    "reduce",
+    "reduce_scatter",
+    "broadcast",
+    "all_gather",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "barrier",
+)
+_SIZE_BITS = 48
 
 
 class ArrivalBoard:
@@ -34,12 +49,19 @@ class ArrivalBoard:
         self._size = size
         self._sequence = 0
 
-    def arrive(self, deadline: Deadline) -> None:
-        """Say that this rank is here and wait until every other one is."""
+    def arrive(self, deadline: Deadline, operation: str, size: int = 0) -> None:
+        """Say that this rank is here, and for what, and wait until every other one is.
+
+        `size` in bytes is given where it must be the same on every rank.
+        """
         self._sequence += 1
         sequence = self._sequence
         counters = self._counters
-        counters[self._rank * _WORDS_PER_LINE] = sequence
+        mine = self._rank * _WORDS_PER_LINE
+        turn = 1 + sequence % 2
+        purpose = (_OPERATIONS.index(operation) << _SIZE_BITS) + size
+        counters[mine + turn] = purpose
+        counters[mine] = sequence
         patience: Patience | None = None
         for rank in range(self._size):
             slot = rank * _WORDS_PER_LINE
@@ -47,6 +69,21 @@ class ArrivalBoard:
                 patience = patience or Patience(deadline)
                 if not patience.pause():
                     raise deadline.error(self.missing())
+            if counters[slot + turn] != purpose:
+                raise self._mismatch(deadline, rank, purpose, counters[slot + turn])
+
+    @staticmethod
+    def _mismatch(deadline: Deadline, rank: int, mine: int, theirs: int) -> RunError:
+        def words(purpose: int) -> str:
+            operation, size = divmod(purpose, 1 << _SIZE_BITS)
+            return _OPERATIONS[operation] + (f" of {size} bytes" if size else "")
+
+        place = deadline.place
+        return RunError(
+            f"ranks call different collectives: {place} is in {words(mine)}, but "
+            f"{place.world([rank])} is in {words(theirs)}; every rank must call the same, in the "
+            "same order"
+        )
 
     def missing(self) -> list[int]:
         """The ranks that have not come to the current collective."""

@@ -30,7 +30,7 @@ class Messages:
         self._place = place
         self._seconds = seconds
         self._completions = completions
-        self._largest_tag: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+        self._largest_tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32_767)
         self._open: set[PointToPointWork] = set()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None

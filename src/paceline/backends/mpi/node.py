@@ -52,8 +52,10 @@ class NodeTransport:
         self._rank: int = comm.Get_rank()
         self._size: int = comm.Get_size()
 
-    def _together(self, deadline: Deadline, call: Callable[[], None]) -> None:
-        self._board.arrive(deadline)
+    def _together(
+        self, deadline: Deadline, operation: str, call: Callable[[], None], same: int = 0
+    ) -> None:
+        self._board.arrive(deadline, operation, same)
         WATCHDOG.enter(deadline)
         try:
             call()
@@ -69,7 +71,7 @@ class NodeTransport:
             for piece in self._pieces(flat, how):
                 self._reduce_piece(piece, how, None)
 
-        self._together(deadline, call)
+        self._together(deadline, "all_reduce", call, flat.numel() * flat.element_size())
         how.finish(flat, self._size)
 
     def reduce(self, flat: torch.Tensor, how: Reduction, root: int, deadline: Deadline) -> None:
@@ -80,7 +82,7 @@ class NodeTransport:
                 for piece in self._pieces(flat, how):
                     self._reduce_piece(piece, how, root)
 
-        self._together(deadline, call)
+        self._together(deadline, "reduce", call, flat.numel() * flat.element_size())
         if self._rank == root:
             how.finish(flat, self._size)
 
@@ -130,12 +132,17 @@ class NodeTransport:
             if kept is not output:
                 move(output, kept)
 
-        self._together(deadline, call)
+        self._together(deadline, "reduce_scatter", call, source.numel() * source.element_size())
         how.finish(output, self._size)
 
     def broadcast(self, flat: torch.Tensor, root: int, deadline: Deadline) -> None:
         """The root's `flat` on every rank."""
-        self._together(deadline, lambda: self._comm.Bcast(buffer(flat), root=root))
+        self._together(
+            deadline,
+            "broadcast",
+            lambda: self._comm.Bcast(buffer(flat), root=root),
+            flat.numel() * flat.element_size(),
+        )
 
     def all_gather(
         self,
@@ -154,7 +161,7 @@ class NodeTransport:
             else:
                 self._comm.Allgatherv(buffer(source), _vector(output, counts))
 
-        self._together(deadline, call)
+        self._together(deadline, "all_gather", call)
 
     def all_to_all(
         self,
@@ -167,6 +174,7 @@ class NodeTransport:
         """Piece i of `source` goes to rank i; piece i of `output` comes from it."""
         self._together(
             deadline,
+            "all_to_all",
             lambda: self._comm.Alltoallv(
                 _vector(source, source_counts), _vector(output, output_counts)
             ),
@@ -182,7 +190,9 @@ class NodeTransport:
     ) -> None:
         """Every rank's `source`, one after the other, in the root's `output`."""
         target = None if output is None else _vector(output, counts)
-        self._together(deadline, lambda: self._comm.Gatherv(buffer(source), target, root=root))
+        self._together(
+            deadline, "gather", lambda: self._comm.Gatherv(buffer(source), target, root=root)
+        )
 
     def scatter(
         self,
@@ -194,11 +204,13 @@ class NodeTransport:
     ) -> None:
         """Piece i of the root's `source` in the `output` of rank i."""
         given = None if source is None else _vector(source, counts)
-        self._together(deadline, lambda: self._comm.Scatterv(given, buffer(output), root=root))
+        self._together(
+            deadline, "scatter", lambda: self._comm.Scatterv(given, buffer(output), root=root)
+        )
 
     def barrier(self, deadline: Deadline) -> None:
         """Nobody goes on before all are here."""
-        self._board.arrive(deadline)
+        self._board.arrive(deadline, "barrier")
 
     def close(self) -> None:
         """Give the shared page back."""
