@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -147,6 +148,15 @@ def test_exit_codes_and_signals(lab: Lab) -> None:
     assert "sleep 60" not in output(lab, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
 
 
+def test_many_short_processes_and_signals_do_not_upset_a_host(lab: Lab) -> None:
+    for _ in range(100):
+        process = lab.start(["sleep", "60"], on="b")
+        process.kill()
+        process.terminate()
+        assert process.wait(10) == -9
+    assert output(lab, "hostname", on="b") == "b"
+
+
 def test_a_quota_limits_the_cpu_and_visible_cores_hold(make_lab: MakeLab) -> None:
     lab = make_lab({"name": "a", "cores": 0.25}, "b")
     script = (
@@ -218,15 +228,23 @@ def test_pause_and_resume(make_lab: MakeLab) -> None:
     process = lab.start(["sleep", "60"], on="b")
     other = lab.start(["sleep", "61"], on="b")
 
-    def state(pid: int) -> str:
-        return output(lab, f"cut -d ' ' -f 3 /proc/{pid}/stat", on="b")
+    def states() -> str:
+        pids = f"/proc/{process.pid}/stat /proc/{other.pid}/stat"
+        return output(lab, f"cut -d ' ' -f 3 {pids}", on="b").replace("\n", " ")
+
+    def become(expected: str) -> bool:
+        # A signal is taken when its process is next scheduled, not when it is sent.
+        deadline = time.monotonic() + 10
+        while states() != expected and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return states() == expected
 
     assert lab.pause("b", "sleep 61") == 1
-    assert (state(process.pid), state(other.pid)) == ("S", "T")
+    assert become("S T")
     assert lab.pause("b") == 2
-    assert (state(process.pid), state(other.pid)) == ("T", "T")
-    lab.resume("b")
-    assert (state(process.pid), state(other.pid)) == ("S", "S")
+    assert become("T T")
+    assert lab.resume("b") == 2
+    assert become("S S")
 
 
 LISTENER = """
@@ -260,8 +278,23 @@ def test_a_lost_host_is_silent_or_says_goodbye(make_lab: MakeLab, fault: str, se
     listener.close()
     with pytest.raises(RunError, match="host 'b'"):
         lab.run(["true"], on="b")
-    assert "No route to host" in output(lab, "ssh b true", on="a")
+    assert "No route to host" in output(lab, "ssh -o ConnectTimeout=0.1 b true", on="a")
     assert lab.counters()["b"].bytes_sent >= before.bytes_sent  # the last ones are kept
+
+
+def test_ssh_to_a_host_without_power_hangs_as_a_real_one_does(make_lab: MakeLab) -> None:
+    lab = make_lab("a", "b")
+    alive = ["-o", "ServerAliveInterval=0.2", "-o", "ServerAliveCountMax=2"]
+    patient = lab.start(["ssh", "b", "sleep 60"], on="a")
+    checking = lab.start(["ssh", *alive, "b", "sleep 60"], on="a", stderr=subprocess.PIPE)
+    while output(lab, "cat /proc/[0-9]*/cmdline", on="b").count("sleep\x0060") < 2:
+        assert patient.poll() is None
+    lab.kill("b")
+    assert checking.wait(20) == 255
+    assert checking.stderr is not None
+    assert b"Timeout, server b not responding" in checking.stderr.read()
+    checking.close()
+    assert patient.poll() is None
 
 
 SUMS = """
