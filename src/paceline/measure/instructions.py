@@ -37,22 +37,24 @@ def use_safe_instructions(config: Config) -> str | None:
     """
     if config.numerics.precision == "fp32" or instruction_limit() is not None:
         return None
-    if not _announces_amx():
+    if not announces_amx():
         return None
-    if _amx_works():
+    if amx_works():
         return None
     limit_instructions(WITHOUT_AMX)
     return "this machine announces AMX but cannot run it: bf16 uses AVX-512 instead"
 
 
-def _announces_amx() -> bool:
+def announces_amx() -> bool:
+    """True where the processor says that it has the matrix unit."""
     try:
         return "amx_tile" in Path("/proc/cpuinfo").read_text()
     except OSError:
         return False
 
 
-def _amx_works() -> bool:
+def amx_works() -> bool:
+    """True where a process that uses the matrix unit survives it."""
     # A new kernel or hypervisor may change the answer; both change this text.
     key = f"{_kernel()} torch {metadata.version('torch')}"
     stored = cache_root() / "amx.json"

@@ -81,7 +81,7 @@ def fingerprint(request: RaceRequest) -> str:
     for key in ("batch_size", "batch_per_worker"):
         work.pop(key)
     facts: dict[str, Any] = {
-        "machine": [_processor(), usable_cores(), quota_cores(), psutil.virtual_memory().total],
+        "machine": [processor_name(), usable_cores(), quota_cores(), psutil.virtual_memory().total],
         "workload": work,
         "sources": [_source_hash(text) for text in (config.workload.model, config.workload.loss)],
         "optimizer": [config.optimizer.name, config.optimizer.momentum, config.optimizer.clip_norm],
@@ -304,7 +304,7 @@ def _warnings(busy: float, candidates: list[Candidate]) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def _processor() -> str:
+def processor_name() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

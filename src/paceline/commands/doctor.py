@@ -1,0 +1,62 @@
+"""`paceline doctor`."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print for programs.")
+def command(as_json: bool) -> None:
+    """Check this machine: what there is to train with, and what stands in the way."""
+    from paceline import data
+    from paceline.config.environment import cache_root, data_root
+    from paceline.measure.instructions import amx_works, announces_amx
+    from paceline.measure.machine import look_at_machine, problems
+    from paceline.schema import encode
+
+    machine = look_at_machine()
+    root, cache = data_root(), cache_root()
+    place = {"root": str(root) if root else None, "cache": str(cache)}
+    found = [n for n in data.names() if data.is_here(data.DataRequest(name=n, **place))]
+    wrong = problems(machine)
+    amx = None
+    if announces_amx():
+        amx = amx_works()
+        if not amx:
+            wrong.append("the processor announces AMX but cannot run it: bf16 uses AVX-512 instead")
+    if as_json:
+        facts = encode(machine) | {"data": found, "amx": amx, "problems": wrong}
+        click.echo(json.dumps(facts, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    quota = "no limit" if machine.quota is None else f"{machine.quota:g} cores"
+    rows = [
+        ("host", machine.host),
+        ("processor", machine.processor),
+        ("cores", f"{machine.cores} visible, quota {quota}, {machine.usable} usable"),
+        ("busy", f"{machine.busy:.0%} of the cores in use by others"),
+        ("memory", f"{machine.memory_mb:,.0f} MB, {machine.free_mb:,.0f} free"),
+        ("accelerators", ", ".join(machine.accelerators) or "none"),
+        ("versions", ", ".join(f"{k} {v}" for k, v in machine.versions.items())),
+        ("mpiexec", machine.mpi or "none"),
+        ("compiler", machine.compiler or "none (needed for numerics.compile only)"),
+        ("data root", machine.data_root or "PACELINE_DATA is not set"),
+        ("data found", ", ".join(found) or "none"),
+        ("cache", f"{machine.cache_root}, {machine.cache_free_mb:,.0f} MB free"),
+    ]
+    for name, value in rows:
+        table.add_row(name, value)
+    console = Console()
+    console.print(table)
+    for sentence in wrong:
+        console.print(f"problem: {sentence}", highlight=False, soft_wrap=True)
+    if not wrong:
+        console.print("nothing stands in the way")
