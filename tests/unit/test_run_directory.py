@@ -1,0 +1,104 @@
+"""Run directories: names, the link to the latest, the lock, and taking a mistake back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import RunDirectoryError
+from paceline.run import RunDirectory, create_run, open_run
+
+
+def test_names_and_the_latest(tmp_path: Path) -> None:
+    first = create_run("a name: with/odd chars", root=tmp_path / "runs")
+    second = create_run("b", root=tmp_path / "runs")
+    assert first.path.name.endswith("-a-name-with-odd-chars")
+    assert (tmp_path / "runs" / "latest").resolve() == second.path.resolve()
+    assert open_run(tmp_path / "runs" / "latest").path == second.path.resolve()
+
+
+def test_runs_of_the_same_second_do_not_meet(tmp_path: Path) -> None:
+    paths = {create_run("same", root=tmp_path).path for _ in range(5)}
+    assert len(paths) == 5
+
+
+def test_own_place_makes_no_latest(tmp_path: Path) -> None:
+    run = create_run("x", tmp_path / "deep" / "own", root=tmp_path / "runs")
+    assert run.path.is_dir()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_place_with_something_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RunDirectoryError, match=r"is not empty: continue it with --resume"):
+        create_run("x", tmp_path)
+    with pytest.raises(RunDirectoryError, match="is not empty"):
+        create_run("x", tmp_path / "notes.txt")
+    with pytest.raises(RunDirectoryError, match="cannot be made: Not a directory"):
+        create_run("x", tmp_path / "notes.txt" / "inside")
+
+
+def test_the_lock_of_a_run_that_was_killed_as_it_began_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    assert create_run("x", tmp_path).path == tmp_path
+
+
+def test_a_missing_run(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match=r"there is no run directory .*nothing"):
+        open_run(tmp_path / "nothing")
+
+
+def test_the_lock_keeps_a_second_training_out(tmp_path: Path) -> None:
+    one = create_run("x", tmp_path / "run")
+    one.lock()
+    with pytest.raises(RunDirectoryError, match="is in use by another training"):
+        RunDirectory(one.path).lock()
+    one.unlock()
+    one.unlock()
+    two = RunDirectory(one.path)
+    two.lock()
+    two.unlock()
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
+    script = (
+        "import sys, pathlib; from paceline.run import RunDirectory\n"
+        "RunDirectory(pathlib.Path(sys.argv[1])).lock(); print('locked', flush=True)\n"
+        "import time; time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"locked\n"
+        with pytest.raises(RunDirectoryError, match="in use"):
+            RunDirectory(tmp_path).lock()
+        holder.kill()
+        holder.wait()
+    run = RunDirectory(tmp_path)
+    run.lock()
+    run.unlock()
+
+
+def test_a_mistake_is_taken_back(tmp_path: Path) -> None:
+    before = create_run("before", root=tmp_path)
+    run = create_run("mistake", root=tmp_path)
+    (run.path / "config.toml").write_text("")
+    run.discard()
+    assert not run.path.exists()
+    assert (tmp_path / "latest").resolve() == before.path.resolve()
+    before.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_has_trained_or_was_opened_is_kept(tmp_path: Path) -> None:
+    run = create_run("x", tmp_path / "run")
+    opened = open_run(run.path)
+    opened.discard()
+    assert run.path.exists()
+    run.checkpoints.mkdir()
+    run.discard()
+    assert run.path.exists()
