@@ -27,7 +27,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from paceline.errors import RunDirectoryError, StorageError
+from paceline.errors import ConfigError, RunDirectoryError, StorageError
 from paceline.local.base import OptimizerState
 from paceline.schema.codec import decode, encode
 
@@ -114,7 +114,7 @@ class Checkpoints:
             state = decode(TrainState, json.loads((path / "state.json").read_text()))
             model = load_file(path / "model.safetensors")
             tensors = load_file(path / "optimizer.safetensors")
-        except (OSError, ValueError, SafetensorError) as error:
+        except (OSError, ValueError, SafetensorError, ConfigError) as error:
             raise RunDirectoryError(
                 f"the checkpoint {path} cannot be read ({error}): remove it to continue from the"
                 " one before"
@@ -151,11 +151,12 @@ class Checkpoints:
     def _all(self) -> list[Path]:
         if not self.folder.is_dir():
             return []
-        return sorted(
+        found = [
             path
             for path in self.folder.iterdir()
             if re.fullmatch(r"step-\d{8,}", path.name) and (path / "state.json").is_file()
-        )
+        ]
+        return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
     def _prune(self) -> None:
         best = self.folder / "best"
