@@ -291,6 +291,7 @@ def race(
     again: bool = False,
     seconds: float = 40.0,
     quiet: bool = False,
+    thorough: bool = False,
     say: Callable[[str], None] = print,
 ) -> tuple[Race, bool]:
     """Race this machine's strategies for a configuration; True when it came from the cache."""
@@ -307,6 +308,7 @@ def race(
         again=again,
         seconds=seconds,
         quiet=quiet,
+        thorough=thorough,
         say=say,
     )
     return run_race(request)

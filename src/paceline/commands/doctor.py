@@ -19,8 +19,12 @@ def command(as_json: bool) -> None:
 
     machine = look_at_machine()
     root, cache = data_root(), cache_root()
-    place = {"root": str(root) if root else None, "cache": str(cache)}
-    found = [n for n in data.names() if data.is_here(data.DataRequest(name=n, **place))]
+    folder = str(root) if root else None
+    found = [
+        name
+        for name in data.names()
+        if data.is_here(data.DataRequest(name=name, root=folder, cache=str(cache)))
+    ]
     wrong = problems(machine)
     amx = None
     if announces_amx():

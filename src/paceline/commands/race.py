@@ -14,6 +14,7 @@ import click
 @click.option("--data", "data_root", type=click.Path(path_type=Path), help="Folder of data sets.")
 @click.option("--again", is_flag=True, help="Race even if the result is in the cache.")
 @click.option("--seconds", default=40.0, show_default=True, help="Time for the finals to end in.")
+@click.option("--thorough", is_flag=True, help="Measure every candidate to the end.")
 @click.option("--json", "as_json", is_flag=True, help="Print race.json, and only that.")
 def command(
     config: Path | None,
@@ -21,6 +22,7 @@ def command(
     data_root: Path | None,
     again: bool,
     seconds: float,
+    thorough: bool,
     as_json: bool,
 ) -> None:
     """Try every way this machine could train CONFIG, and show which is fastest.
@@ -35,7 +37,9 @@ def command(
     if data_root is not None:
         changes = (*changes, f"data.root={json.dumps(str(data_root))}")
     settings = api.resolve(load_config(config, changes))
-    race, cached = api.race(settings, again=again, seconds=seconds, quiet=as_json)
+    race, cached = api.race(
+        settings, again=again, seconds=seconds, quiet=as_json, thorough=thorough
+    )
     if as_json:
         click.echo(json.dumps(encode(race), indent=2))
         return

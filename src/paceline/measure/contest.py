@@ -1,7 +1,7 @@
 """The rules of a race: who runs, for how long, and who drops out.
 
 Pure but for the trial it is given, so that the rules are tested with times made
-up. Three rounds:
+up. Three rounds (all of them for everyone when `thorough`):
 
 1. every structure with plain numerics; one that is far behind stops early;
 2. the structures near the front with every other precision and layout;
@@ -72,11 +72,13 @@ class Contest:
         *,
         batch_size: int,
         seconds: float = 40.0,
+        thorough: bool = False,
         say: Callable[[str], None] = lambda text: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._trial, self._batch, self._say, self._clock = trial, batch_size, say, clock
         self._end = clock() + seconds
+        self._thorough = thorough
         self._entries: dict[str, _Entry] = {}
 
     def run(
@@ -91,7 +93,10 @@ class Contest:
             node
             for node in nodes
             if node.strategy != "sequential"
-            and self._entries[candidate(node, *plain).name].fastest <= FAR_BEHIND * best
+            and (
+                self._thorough
+                or self._entries[candidate(node, *plain).name].fastest <= FAR_BEHIND * best
+            )
         ]
         for variant in others:
             for node in front or nodes[:1]:
@@ -105,7 +110,7 @@ class Contest:
             return
         best = self._best_time(lambda other: other.candidate.precision == entry.precision)
         give_up = None if best == float("inf") else FAR_BEHIND * best
-        if entry.node.strategy == "sequential":
+        if entry.node.strategy == "sequential" or self._thorough:
             give_up = None  # the baseline of every speedup is always measured
         try:
             times, memory = self._trial(entry, warmup=warmup, steps=steps, give_up=give_up)
@@ -128,7 +133,8 @@ class Contest:
     def _finals(self) -> None:
         for rounds in range(6):
             contenders = self._contenders()
-            if len(contenders) < 2 or (rounds >= 2 and self._clear(contenders)):
+            clear = rounds >= 2 and not self._thorough and self._clear(contenders)
+            if len(contenders) < 2 or clear:
                 return
             for entry in contenders:
                 if self._clock() > self._end:
@@ -136,6 +142,8 @@ class Contest:
                 self._attempt(entry.candidate, warmup=1, steps=4)
 
     def _contenders(self) -> list[_Entry]:
+        if self._thorough:
+            return [e for e in self._entries.values() if e.times]
         result: list[_Entry] = []
         for precision in ("fp32", "bf16"):
             group = [

@@ -32,6 +32,7 @@ class RaceTask:
     known: tuple[Candidate, ...] = ()
     """Candidates that broke an earlier attempt, with the reason."""
     quiet: bool = False
+    thorough: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +97,13 @@ def _lead(run: RunDirectory, ground: object, board: object) -> None:
         return ground.run(entry, warmup=warmup, steps=steps, give_up=give_up)
 
     say = (lambda text: None) if task.quiet else (lambda text: print(f"  {text}", flush=True))
-    contest = Contest(trial, batch_size=task.batch_size, seconds=task.seconds, say=say)
+    contest = Contest(
+        trial,
+        batch_size=task.batch_size,
+        seconds=task.seconds,
+        say=say,
+        thorough=task.thorough,
+    )
     candidates = contest.run(task.nodes, [(p, f) for p, f in task.numerics])
     board.announce("")
     write_json(run.path / "race-result.json", RaceResult(candidates=tuple(candidates)))

@@ -1,0 +1,229 @@
+"""Paceline's choice against stock PyTorch on one machine: `make bench-local`.
+
+    python -m benchmarks.local [--rounds 3] [--only mnist_cnn] [--output FILE]
+
+For each workload, in one run and interleaved: one core, stock PyTorch with all
+threads, stock DDP over Gloo under torchrun with 2 processes, and what Paceline's
+race chose, exact and with bf16 allowed. Then every candidate measured to the end,
+to see how far the choice is from the best. Real data where PACELINE_DATA has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.interleave import Measured, interleave
+
+BARS = {  # exact and bf16, against stock DDP
+    "mnist_cnn": (1.05, 1.5),
+    "resnet18": (1.3, 1.7),
+    "alexnet": (1.3, 1.9),
+    "vgg16": (1.15, 1.9),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One workload."""
+
+    model: str
+    batch: int
+    size: int
+    channels: int
+    classes: int
+    updates: int
+    data: str
+
+
+CASES = (
+    Case("mnist_cnn", 128, 28, 1, 10, 20, "mnist"),
+    Case("resnet18", 128, 28, 1, 10, 8, "mnist"),
+    Case("alexnet", 32, 224, 3, 3, 8, "fire"),
+    Case("vgg16", 8, 224, 3, 3, 3, "fire"),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", action="append", choices=[case.model for case in CASES])
+    parser.add_argument("--output", type=Path, help="write the figures as JSON")
+    parser.add_argument("--no-thorough", action="store_true", help="skip the candidates to the end")
+    options = parser.parse_args()
+    results = {}
+    for case in CASES:
+        if options.only and case.model not in options.only:
+            continue
+        print(f"== {case.model}, batch {case.batch}", flush=True)
+        results[case.model] = run_case(case, options.rounds, thorough=not options.no_thorough)
+        print(table(case, results[case.model]), flush=True)
+    if options.output:
+        options.output.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def run_case(case: Case, rounds: int, *, thorough: bool) -> dict[str, Any]:
+    """Race, then measure the choice and stock PyTorch side by side."""
+    races = {}
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        for label, allow in (("exact", "[]"), ("bf16", '["bf16"]')):
+            races[label] = paceline_json(
+                "race", *settings(case), "--again", f"--set=numerics.allow={allow}"
+            )
+            write_plan(place / f"{label}.json", case, races[label])
+        contenders: dict[str, Callable[[], float]] = {
+            "one core": lambda: stock(case, threads=1),
+            "stock, all threads": lambda: stock(case, threads=os.cpu_count() or 1),
+            "stock DDP 2x1": lambda: stock(case, ranks=2),
+            "paceline exact": lambda: trained(case, place / "exact.json"),
+            "paceline bf16": lambda: trained(case, place / "bf16.json"),
+        }
+        found = interleave(contenders, rounds)
+        result: dict[str, Any] = {
+            name: {
+                "seconds": measured.rounds,
+                "images_per_second": case.batch / measured.median,
+                "spread": measured.spread,
+            }
+            for name, measured in found.items()
+        }
+        result["choices"] = {label: chosen(race)["name"] for label, race in races.items()}
+        result["race_seconds"] = {label: race["seconds"] for label, race in races.items()}
+        if thorough:
+            result["behind_best"] = behind_best(case, result["choices"])
+    return result
+
+
+def behind_best(case: Case, choices: dict[str, str]) -> dict[str, float]:
+    """How far each choice is behind the best candidate, all measured to the end."""
+    race = paceline_json("race", *settings(case), "--thorough", "--seconds=240")
+    speeds = {c["name"]: c["images_per_second"] or 0.0 for c in race["candidates"]}
+    exact = {c["name"] for c in race["candidates"] if c["exact"]}
+    best = {
+        "exact": max(v for k, v in speeds.items() if k in exact),
+        "bf16": max(speeds.values()),
+    }
+    return {label: 1 - speeds.get(name, 0.0) / best[label] for label, name in choices.items()}
+
+
+def settings(case: Case) -> list[str]:
+    """The workload as settings on the command line."""
+    root = os.environ.get("PACELINE_DATA")
+    real = root is not None and (Path(root) / case.data).exists()
+    values = {
+        "workload.model": case.model,
+        "workload.batch_size": case.batch,
+        "data.image_size": case.size,
+        "workload.data": case.data if real else "synthetic",
+        "optimizer.name": "adam" if case.model == "mnist_cnn" else "sgd",
+        "optimizer.learning_rate": 1e-6,
+        "data.limit": case.batch * (case.updates + 2),
+    }
+    if case.model != "mnist_cnn":
+        values["optimizer.momentum"] = 0.9
+    if case.model == "resnet18":
+        values["workload.model_options"] = '{ stem = "small" }'
+    if not real:
+        values["data.options"] = (
+            f"{{ shape = [{case.channels}, {case.size}, {case.size}], classes = {case.classes} }}"
+        )
+    return [f"--set={key}={value}" for key, value in values.items()]
+
+
+def trained(case: Case, plan: Path) -> float:
+    """Seconds per update of a real training with this plan, reading included."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        paceline_json(
+            "train",
+            *settings(case),
+            f"--plan={plan}",
+            f"--run={run}",
+            f"--set=train.steps={case.updates + 2}",
+        )
+        lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+    return float(lines[-1]["update_seconds_median"])
+
+
+def stock(case: Case, *, threads: int = 0, ranks: int = 1) -> float:
+    """Seconds per update of stock PyTorch."""
+    numbers = (case.batch, case.size, case.channels, case.classes, case.updates, threads)
+    arguments = ["-m", "benchmarks.stock", case.model, *map(str, numbers)]
+    if ranks > 1:
+        launcher = shutil.which("torchrun", path=str(Path(sys.executable).parent)) or "torchrun"
+        command = [launcher, "--standalone", "--nproc-per-node", str(ranks), *arguments]
+    else:
+        command = [sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    for line in done.stdout.splitlines():
+        if line.startswith("seconds "):
+            return float(line.split()[1])
+    raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
+
+
+def paceline_json(command: str, *arguments: str) -> dict[str, Any]:
+    """What a paceline command prints with --json."""
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline.cli", command, *arguments, "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"paceline {command} failed: {done.stderr}")
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def chosen(race: dict[str, Any]) -> dict[str, Any]:
+    return next(c for c in race["candidates"] if c["chosen"])
+
+
+def write_plan(path: Path, case: Case, race: dict[str, Any]) -> None:
+    choice = chosen(race)
+    plan = {
+        "nodes": [choice["node"]],
+        "precision": choice["precision"],
+        "memory_format": choice["memory_format"],
+        "batch_size": case.batch,
+    }
+    path.write_text(json.dumps(plan))
+
+
+def table(case: Case, result: dict[str, Any]) -> str:
+    """The figures of one workload as Markdown."""
+    base = result["stock DDP 2x1"]["images_per_second"]
+    limit = (os.cpu_count() or 1) * result["one core"]["images_per_second"]
+    lines = [
+        "| | images/s | spread | against stock DDP | of cores x one core |",
+        "|---|---|---|---|---|",
+    ]
+    for name, entry in result.items():
+        if not isinstance(entry, dict) or "images_per_second" not in entry:
+            continue
+        speed = entry["images_per_second"]
+        lines.append(
+            f"| {name} | {speed:,.1f} | {entry['spread']:.0%} | {speed / base:.2f} |"
+            f" {speed / limit:.0%} |"
+        )
+    exact, bf16 = BARS[case.model]
+    lines.append(f"\nchoices: {result['choices']}; bars {exact} and {bf16}")
+    if "behind_best" in result:
+        lines.append(f"behind the best candidate: {result['behind_best']}")
+    return "\n".join(lines)
+
+
+__all__ = ["CASES", "Measured", "main", "run_case"]
+
+if __name__ == "__main__":
+    main()
