@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import Case, reference, run_cases
+from cases import Case, reference, run_cases, sequential
 
 # isort: split
 from runs import assert_same, train_weights
@@ -65,13 +65,14 @@ def compare(cases: list[Case], found: list[Weights]) -> None:
 
 
 def test_two_stages(tmp_path: Path) -> None:
-    found = run_cases(tmp_path, [*TWO_STAGES, *BF16, RESNET])
+    plain = [sequential(case) for case in BF16]
+    found = run_cases(tmp_path, [*TWO_STAGES, *BF16, *plain, RESNET])
     count = len(TWO_STAGES)
     compare(TWO_STAGES, found[:count])
-    for case, weights in zip(BF16, found[count:], strict=False):
-        expected = reference(case)
-        changed = {n: t for n, t in weights.items() if "|" not in n}
-        assert_same(changed, {n: expected[n] for n in changed}, rtol=0.05, atol=0.005)
+    precise = found[count : count + len(BF16)]
+    for weights, expected in zip(precise, found[count + len(BF16) :], strict=False):
+        parameters = {n: t for n, t in expected.items() if "|" not in n}
+        assert_same({n: weights[n] for n in parameters}, parameters, rtol=0.01, atol=1e-3)
     # Every micro-batch has BatchNorm statistics of its own, so the running ones move four
     # times an update; those of both stages reach the rank that saves them.
     resnet = found[-1]
