@@ -4,7 +4,8 @@ Each candidate turns the bytes of a photograph into the 224x224 RGB picture that
 training needs (decode, scale the shorter side, crop the centre). The files are
 read into memory first, so that the disk is not part of the measurement. Rounds
 of the candidates are interleaved, so that noise hits all alike; the median is
-printed. The pixel difference is the mean absolute difference to Pillow's full
+printed. Beside the clock stands the processor time per image, which other programs on
+the machine disturb less. The pixel difference is the mean absolute difference to Pillow's full
 decode with antialiased bilinear scaling, in steps of 0 to 255.
 
     python benchmarks/decoders.py FOLDER [--enlarge 4] [--threads 1,2] [--rounds 5] [--json]
@@ -152,8 +153,9 @@ def enlarged(data: bytes, factor: int) -> bytes:
     return out.getvalue()
 
 
-def images_per_second(decode: Decode, files: list[bytes], threads: int) -> float:
-    start = time.perf_counter()
+def images_per_second(decode: Decode, files: list[bytes], threads: int) -> tuple[float, float]:
+    """Images per second by the clock, and milliseconds of processor time per image."""
+    start, used = time.perf_counter(), time.process_time()
     if threads == 1:
         for data in files:
             decode(data)
@@ -161,7 +163,8 @@ def images_per_second(decode: Decode, files: list[bytes], threads: int) -> float
         with ThreadPoolExecutor(threads) as pool:
             for _ in pool.map(decode, files, chunksize=8):
                 pass
-    return len(files) / (time.perf_counter() - start)
+    elapsed = time.perf_counter() - start
+    return len(files) / elapsed, 1000 * (time.process_time() - used) / len(files)
 
 
 def difference(decode: Decode, files: list[bytes]) -> float:
@@ -189,19 +192,26 @@ def main() -> None:
     threads = [int(word) for word in arguments.threads.split(",")]
     found, missing = candidates()
     rates: dict[tuple[str, int], list[float]] = {}
+    costs: dict[tuple[str, int], list[float]] = {}
     for _ in range(arguments.rounds):
         for name, decode in found.items():
             for count in threads:
-                rate = images_per_second(decode, files, count)
+                rate, cost = images_per_second(decode, files, count)
                 rates.setdefault((name, count), []).append(rate)
+                costs.setdefault((name, count), []).append(cost)
 
     rows: list[dict[str, Any]] = []
     for name, decode in found.items():
         row: dict[str, Any] = {"decoder": name}
         for count in threads:
-            row[f"images/s, {count} thread{'s' * (count > 1)}"] = round(
-                statistics.median(rates[name, count])
-            )
+            label = f"{count} thread{'s' * (count > 1)}"
+            row[f"images/s, {label}"] = round(statistics.median(rates[name, count]))
+            # Round by round, as the speed of a shared machine drifts between rounds.
+            base = rates["pillow, draft", count]
+            pairs = zip(rates[name, count], base, strict=True)
+            ratio = statistics.median(rate / other for rate, other in pairs)
+            row[f"x pillow draft, {label}"] = f"{ratio:.2f}"
+            row[f"CPU ms, {label}"] = f"{statistics.median(costs[name, count]):.2f}"
         row["pixel difference"] = round(difference(decode, files[:100]), 2)
         rows.append(row)
     if arguments.json:

@@ -92,13 +92,19 @@ def test_pixels_equal_pillows(kind: str, width: int, height: int) -> None:
     assert gap.mean() < 0.1
 
 
-def test_without_simplejpeg_the_pixels_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = encoded(picture(2))
-    fast = decode_image(data, 32, 3)
-    grey = decode_image(data, 32, 1)
+@pytest.mark.parametrize(
+    ("width", "height"), [(48, 40), (63, 300), (64, 64), (65, 130), (255, 512), (256, 300)]
+)
+def test_without_simplejpeg_the_pixels_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, width: int, height: int
+) -> None:
+    pytest.importorskip("simplejpeg")
+    data = encoded(picture(2, width, height))
+    fast = [decode_image(data, 32, channels) for channels in (1, 3)]
     monkeypatch.setattr(image_module, "simplejpeg", None)
-    assert np.array_equal(decode_image(data, 32, 3), fast)
-    assert np.array_equal(decode_image(data, 32, 1), grey)
+    slow = [decode_image(data, 32, channels) for channels in (1, 3)]
+    assert np.array_equal(fast[0], slow[0])
+    assert np.array_equal(fast[1], slow[1])
 
 
 def test_large_jpeg_is_halved_while_decoding_and_stays_close() -> None:

@@ -60,12 +60,16 @@ def _decode(data: bytes, size: int, channels: int) -> np.ndarray:
     """Pixels (height, width, channels), upright, at least `size` on each side where they were."""
     if simplejpeg is not None and data[:3] == b"\xff\xd8\xff" and _upright(data):
         try:
-            # Halving inside the JPEG transform is fast; odd factors are slower than none.
+            height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+            # Halving inside the JPEG transform is fast; odd factors are slower than none. The
+            # factor is the one that Pillow's draft takes, so that both give the same pixels.
+            room = min(width // size, height // size)
+            factor = next((one for one in (8, 4, 2) if room >= one), 1)
             pixels: np.ndarray = simplejpeg.decode_jpeg(
                 data,
                 colorspace="RGB" if channels == 3 else "GRAY",
-                min_height=size,
-                min_width=size,
+                min_height=-(-height // factor),
+                min_width=-(-width // factor),
                 min_factor=2,
             )
             return pixels
