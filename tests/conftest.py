@@ -20,6 +20,9 @@ from typing import Any
 import pytest
 from leaks import Watch, adopt_orphans
 
+from paceline.measure.instructions import use_safe_instructions
+from paceline.schema import Config
+
 RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
 StartCli = Callable[..., "subprocess.Popen[str]"]
 
@@ -43,6 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[name] = str(_home / folder)
     tempfile.tempdir = None
     adopt_orphans()
+    # Before the first computation: bf16 must not kill the tests on a machine whose AMX is broken.
+    use_safe_instructions(Config())
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

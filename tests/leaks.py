@@ -27,7 +27,6 @@ GRACE_SECONDS = 3.0
 ALLOWED_VARIABLES = {
     "PYTEST_CURRENT_TEST": "pytest changes it between the phases of a test",
     "TORCHINDUCTOR_CACHE_DIR": "torch sets it for itself when it first builds an optimizer",
-    "ONEDNN_MAX_CPU_ISA": "set for good where a processor announces what it cannot run",
 }
 _SHARED_MEMORY = Path("/dev/shm")
 _PR_SET_CHILD_SUBREAPER = 36
