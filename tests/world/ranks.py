@@ -2,9 +2,9 @@
 
     run_ranks("mpi", 2, "conformance:matrix", {"transport": "auto"}, timeout=60)
 
-The function is called as `function(**arguments)` after `init_process_group`, in a module beside this
-one, and returns something that JSON can hold. Nothing survives a call: on a timeout, and at the end,
-every process that was started is killed.
+The function is called as `function(**arguments)` after `init_process_group`, in a module beside
+this one, and returns something that JSON can hold. Nothing survives a call: on a timeout, and at
+the end, every process that was started is killed.
 """
 
 from __future__ import annotations
