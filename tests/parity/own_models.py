@@ -78,6 +78,13 @@ def normalised() -> nn.Module:
     )
 
 
+def with_dropout() -> nn.Module:
+    """Dropout in the middle."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 10)
+    )
+
+
 def build(channels: int = 1, classes: int = 10) -> nn.Module:
     """What a user's configuration names."""
     return Skips(channels, classes)

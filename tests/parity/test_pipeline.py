@@ -48,6 +48,21 @@ TWO_STAGES = [
     # One micro-batch: BatchNorm sees the whole batch, as in `sequential`.
     Case(node=node(2, 1), model="normalised"),
 ]
+THREE_STAGES = [
+    Case(node=node(3, 2), optimizer="adam"),
+    Case(node=node(3, 4, schedule="1f1b"), clip_norm=0.05),
+    # The stem's output is needed by the last stage: it travels through the second.
+    Case(node=node(3, 2, split_at=("second", "third")), model="build"),
+    Case(node=node(3, 2, split_at=("second", "third"), schedule="1f1b"), model="build"),
+]
+_TWO_ROWS = {"strategy": "hybrid", "replicas": 2}
+ROWS = [
+    Case(node=node(2, 2, **_TWO_ROWS)),
+    Case(node=node(2, 4, schedule="1f1b", **_TWO_ROWS), optimizer="adam", clip_norm=0.05),
+    Case(node=node(2, 2, **_TWO_ROWS), model="build"),
+    # The last batch has one sample: the second row has nothing to do.
+    Case(node=node(2, 2, **_TWO_ROWS), sizes=(8, 8, 1)),
+]
 BF16 = [
     Case(node=node(2, 1), precision="bf16"),
     Case(node=node(2, 4, schedule="1f1b"), precision="bf16", memory_format="channels_last"),
@@ -82,26 +97,11 @@ def test_two_stages(tmp_path: Path) -> None:
 
 
 def test_three_stages(tmp_path: Path) -> None:
-    cases = [
-        Case(node=node(3, 2), optimizer="adam"),
-        Case(node=node(3, 4, schedule="1f1b"), clip_norm=0.05),
-        # The stem's output is needed by the last stage: it travels through the second.
-        Case(node=node(3, 2, split_at=("second", "third")), model="build"),
-        Case(node=node(3, 2, split_at=("second", "third"), schedule="1f1b"), model="build"),
-    ]
-    compare(cases, run_cases(tmp_path, cases))
+    compare(THREE_STAGES, run_cases(tmp_path, THREE_STAGES))
 
 
 def test_rows_of_stages(tmp_path: Path) -> None:
-    rows = {"strategy": "hybrid", "replicas": 2}
-    cases = [
-        Case(node=node(2, 2, **rows)),
-        Case(node=node(2, 4, schedule="1f1b", **rows), optimizer="adam", clip_norm=0.05),
-        Case(node=node(2, 2, **rows), model="build"),
-        # The last batch has one sample: the second row has nothing to do.
-        Case(node=node(2, 2, **rows), sizes=(8, 8, 1)),
-    ]
-    compare(cases, run_cases(tmp_path, cases))
+    compare(ROWS, run_cases(tmp_path, ROWS))
 
 
 def test_whole_run(tmp_path: Path) -> None:

@@ -1,0 +1,81 @@
+"""`threads`, `replicas` and `processes` end with the weights of `sequential`.
+
+Tolerance: rtol 1e-4 and atol 1e-5 in fp32 (Adam: atol 1e-4) after five updates, for
+weights and optimizer state; only the order of additions differs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from cases import Case, flat, reference, run_cases, train
+
+# isort: split
+from matrix import ALONE, FOUR_RANKS, TWO_RANKS, bit_equal, node, table, tolerance
+
+from runs import assert_same
+
+DOCS = Path(__file__).parents[2] / "docs" / "parity.md"
+
+
+@pytest.mark.parametrize("case", ALONE, ids=lambda case: str(case.node))
+def test_one_process(case: Case) -> None:
+    found, expected = flat(*train(case, case.job())), reference(case)
+    if bit_equal(case):
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert_same(found, expected, atol=tolerance(case))
+
+
+@pytest.mark.world_size(2)
+def test_two_ranks(tmp_path: Path) -> None:
+    compare(TWO_RANKS, tmp_path)
+
+
+@pytest.mark.world_size(4)
+def test_four_ranks(tmp_path: Path) -> None:
+    compare(FOUR_RANKS, tmp_path)
+
+
+def compare(cases: list[Case], folder: Path) -> None:
+    for case, found in zip(cases, run_cases(folder, cases), strict=True):
+        try:
+            assert_same(found, reference(case), atol=tolerance(case))
+        except AssertionError as error:
+            raise AssertionError(f"{case}: {error}") from None
+
+
+def test_the_table_in_the_docs_is_the_matrix() -> None:
+    assert table() in DOCS.read_text(), (
+        "run: python tests/parity/matrix.py, and paste into the docs"
+    )
+
+
+@pytest.mark.world_size(2)
+def test_dropout_and_batch_norm_with_several_workers(tmp_path: Path) -> None:
+    """What docs/strategies.md says of layers that look beyond one sample, or at chance."""
+    twice = [Case(node=node("processes", processes=2), model="with_dropout")] * 2
+    normalised = Case(node=node("processes", processes=2), model="normalised")
+    first, second, statistics = run_cases(tmp_path, [*twice, normalised])
+    # Dropout repeats from run to run, but is not what one worker would have drawn.
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    with pytest.raises(AssertionError):
+        assert_same(first, reference(twice[0]))
+    # BatchNorm saw the first worker's half: five updates, and other statistics than sequential.
+    alone = reference(normalised)
+    counted = [name for name in statistics if name.endswith("num_batches_tracked")]
+    assert counted
+    assert all(int(statistics[name]) == 5 for name in counted)
+    means = [name for name in statistics if name.endswith("running_mean")]
+    assert not all(torch.allclose(statistics[name], alone[name]) for name in means)
+
+
+def test_dropout_in_replicas_repeats() -> None:
+    case = Case(node=node("replicas", replicas=2), model="with_dropout")
+    first, second = (flat(*train(case, case.job())) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    other = dataclasses.replace(case, node=node("replicas", replicas=3))
+    with pytest.raises(AssertionError):
+        assert_same(flat(*train(other, other.job())), first)
