@@ -1,0 +1,221 @@
+"""The rules of a race, with times made up: a known best, noise, failures, a clock that jumps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from paceline.errors import StrategyError
+from paceline.measure.contest import FAR_BEHIND, Contest, pick
+from paceline.plan.candidates import candidate, structures
+from paceline.plan.choose import decision, explain, plan_from_race
+from paceline.schema import Candidate, Config, NodePlan, Race
+
+BATCH = 100
+PLAIN = [("fp32", "contiguous")]
+EVERY = [
+    ("fp32", "contiguous"),
+    ("fp32", "channels_last"),
+    ("bf16", "contiguous"),
+    ("bf16", "channels_last"),
+]
+
+
+class FakeTrial:
+    """Steps that take what `seconds` says, with noise that only ever adds time."""
+
+    def __init__(
+        self, seconds: Callable[[Candidate], float], *, noise: float = 0.0, seed: int = 0
+    ) -> None:
+        self.seconds, self.noise = seconds, noise
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.calls: list[str] = []
+        self.broken: dict[str, int] = {}
+        """Name of a candidate -> how many of its trials go well before one fails."""
+
+    def __call__(
+        self, entry: Candidate, *, warmup: int, steps: int, give_up: float | None
+    ) -> tuple[list[float], float | None]:
+        self.calls.append(entry.name)
+        if self.calls.count(entry.name) > self.broken.get(entry.name, 10**9):
+            raise StrategyError(f"{entry.name} cannot be built here")
+        times: list[float] = []
+        for _ in range(steps):
+            seconds = self.seconds(entry) * (1 + self.noise * self.random.expovariate(1.0))
+            self.now += seconds
+            times.append(seconds)
+            if give_up is not None and len(times) >= 3 and min(times) > give_up:
+                break
+        self.now += warmup * self.seconds(entry)
+        return times, 300.0
+
+    def clock(self) -> float:
+        return self.now
+
+
+def race(
+    trial: FakeTrial,
+    nodes: list[NodePlan],
+    numerics: list[tuple[str, str]] = PLAIN,
+    *,
+    seconds: float = 1000.0,
+) -> list[Candidate]:
+    contest = Contest(trial, batch_size=BATCH, seconds=seconds, clock=trial.clock)
+    return contest.run(nodes, numerics)
+
+
+NODES = structures(4, BATCH, elementwise=True)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_finds_the_planted_best_under_noise(seed: int) -> None:
+    best = candidate(random.Random(seed).choice(NODES[1:]), *EVERY[seed % 2]).name
+
+    def seconds(entry: Candidate) -> float:
+        return 0.10 if entry.name == best else 0.13
+
+    trial = FakeTrial(seconds, noise=0.1, seed=seed)
+    chosen = pick(race(trial, NODES, EVERY), allowed=())
+    assert chosen is not None
+    assert chosen.name == best
+
+
+def test_order_speedup_and_quartiles() -> None:
+    times = {"sequential": 0.4, "threads 4": 0.1}
+    trial = FakeTrial(lambda entry: times.get(entry.name, 0.2), noise=0.05)
+    results = race(trial, NODES)
+    assert [c.name for c in results] == [candidate(node).name for node in NODES]
+    for entry in results:
+        assert entry.images_per_second is not None
+        assert entry.low is not None
+        assert entry.high is not None
+        assert entry.low <= entry.images_per_second <= entry.high
+        assert entry.memory_mb == 300.0
+    by_name = {c.name: c for c in results}
+    assert by_name["sequential"].speedup == 1.0
+    assert by_name["threads 4"].speedup == pytest.approx(4.0, rel=0.15)
+    assert (by_name["threads 4"].images_per_second or 0) == pytest.approx(1000, rel=0.15)
+
+
+def test_far_behind_stops_early_but_the_baseline_is_measured() -> None:
+    nodes = [NodePlan(strategy="threads", threads=4), NodePlan(), NodePlan(strategy="replicas")]
+    times = {"threads 4": 0.1, "sequential": 1.0, "replicas 1x1": 0.1 * FAR_BEHIND * 1.01}
+    trial = FakeTrial(lambda entry: times[entry.name])
+    by_name = {c.name: c for c in race(trial, nodes)}
+    assert by_name["sequential"].trials == 5
+    assert by_name["replicas 1x1"].trials == 3
+    assert by_name["replicas 1x1"].reason == "stopped early: far behind"
+    assert by_name["replicas 1x1"].images_per_second is not None
+
+
+def test_only_the_front_gets_other_numerics() -> None:
+    times = {"threads 4": 0.1, "replicas 4x1": 0.12}
+    trial = FakeTrial(lambda entry: times.get(entry.name.split(",")[0], 1.0))
+    race(trial, NODES, EVERY)
+    tried = {name for name in trial.calls if "," in name}
+    assert tried == {
+        f"{structure}, {variant}"
+        for structure in times
+        for variant in ("channels_last", "bf16", "channels_last, bf16")
+    }
+
+
+def test_finals_run_the_front_runners_in_turn() -> None:
+    times = {"threads 4": 0.1, "replicas 4x1": 0.101}
+    trial = FakeTrial(lambda entry: times.get(entry.name, 0.2), noise=0.2)
+    race(trial, NODES)
+    finals = trial.calls[len(NODES) :]
+    assert len(finals) >= 4
+    for number in range(0, len(finals), 2):
+        assert set(finals[number : number + 2]) == set(times), "noise hits both alike"
+
+
+def test_the_time_is_kept() -> None:
+    trial = FakeTrial(lambda entry: 1.0, noise=0.3)
+    race(trial, NODES, seconds=1.0)
+    # Everyone has had a first chance, and the finals found the time already up.
+    assert trial.calls == [candidate(node).name for node in NODES]
+
+
+def test_a_candidate_that_cannot_run_is_kept_with_its_reason() -> None:
+    trial = FakeTrial(lambda entry: 0.1 if entry.name == "threads 4" else 0.2)
+    trial.broken["threads 4"] = 0
+    results = race(trial, NODES, EVERY)
+    failed = next(c for c in results if c.name == "threads 4")
+    assert failed.images_per_second is None
+    assert failed.reason == "threads 4 cannot be built here"
+    assert trial.calls.count("threads 4") == 1
+    chosen = pick(results, ())
+    assert chosen is not None
+    assert chosen.name != "threads 4"
+
+
+def test_a_candidate_that_fails_in_the_finals_is_not_chosen() -> None:
+    trial = FakeTrial(lambda entry: 0.1 if entry.name == "threads 4" else 0.105)
+    trial.broken["threads 4"] = 1
+    results = race(trial, NODES)
+    failed = next(c for c in results if c.name == "threads 4")
+    assert failed.images_per_second is None
+    assert "cannot be built" in failed.reason
+    assert pick(results, ()) not in (None, failed)
+
+
+def test_nothing_works() -> None:
+    trial = FakeTrial(lambda entry: 0.1)
+    trial.broken = {candidate(node).name: 0 for node in NODES}
+    results = race(trial, NODES)
+    assert pick(results, ()) is None
+    assert all("cannot be built" in c.reason for c in results)
+
+
+def entry(name: str, speed: float | None, precision: str = "fp32") -> Candidate:
+    return Candidate(
+        name=name, images_per_second=speed, precision=precision, exact=precision == "fp32"
+    )
+
+
+@pytest.mark.parametrize(
+    ("allowed", "expected"), [((), "threads"), (("bf16",), "threads, bf16"), (("fp32",), "threads")]
+)
+def test_bf16_is_chosen_only_where_it_is_allowed(allowed: tuple[str, ...], expected: str) -> None:
+    entries = [entry("sequential", 10), entry("threads", 20), entry("threads, bf16", 40, "bf16")]
+    chosen = pick(entries, allowed)
+    assert chosen is not None
+    assert chosen.name == expected
+
+
+def test_of_near_equals_the_simpler_one_is_chosen() -> None:
+    entries = [entry("sequential", 50), entry("threads", 99), entry("processes", 100)]
+    chosen = pick(entries, ())
+    assert chosen is not None
+    assert chosen.name == "threads"
+    clear = pick([*entries, entry("pipeline", 102)], ())
+    assert clear is not None
+    assert clear.name == "processes"
+
+
+def test_every_candidate_gets_a_reason_and_the_plan_carries_it() -> None:
+    times = {"sequential": 0.4, "threads 4": 0.1, "threads 4, bf16": 0.05}
+    trial = FakeTrial(lambda entry: times.get(entry.name, 0.15))
+    results = race(trial, NODES, EVERY)
+    chosen = pick(results, ())
+    assert chosen is not None
+    explained = explain(results, chosen, gradient_mb=228.0, allowed=())
+    assert [c.name for c in explained if c.chosen] == ["threads 4"]
+    assert all(c.reason for c in explained)
+    reasons = {c.name: c.reason for c in explained}
+    assert reasons["threads 4"] == "the fastest"
+    assert 'numerics.allow = ["bf16"]' in reasons["threads 4, bf16"]
+    assert "228.0 MB of gradients" in reasons["processes 4x1"]
+    assert "idle" in next(text for name, text in reasons.items() if name.startswith("pipeline"))
+    whole = Race(candidates=tuple(explained), batch_size=BATCH, decision="because")
+    text = decision(whole, chosen)
+    assert text.startswith("threads 4: 1,000 images/s, 4.00x sequential; next: ")
+    plan = plan_from_race(Config(), whole)
+    assert plan.nodes == (NodePlan(strategy="threads", threads=4),)
+    assert (plan.precision, plan.memory_format, plan.batch_size) == ("fp32", "contiguous", BATCH)
+    assert plan.predicted["update_seconds"] == pytest.approx(0.1)
+    assert {r.option for r in plan.rejected} == {c.name for c in explained if not c.chosen}
