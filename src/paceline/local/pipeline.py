@@ -24,7 +24,7 @@ from paceline.local.base import (
     seed_step,
 )
 from paceline.local.cores import set_threads
-from paceline.local.cut_graph import ModelGraph, probe, trace
+from paceline.local.cut_graph import ModelGraph, probe, trace, untouched
 from paceline.local.cut_measure import Room, balanced_cuts
 from paceline.local.cutting import micro_batch_count
 from paceline.local.group import init_gloo, measure_bandwidth, row_groups
@@ -266,8 +266,6 @@ def _filled(job: Job, size: int, dtype: torch.dtype) -> torch.Tensor:
 
 def _sample(job: Job, model: nn.Module, size: int) -> torch.Tensor:
     """Made inputs of the data's shape: numbers, or where the model takes none, indices."""
-    from paceline.local.cut_graph import untouched
-
     sample = _filled(job, size, torch.float32)
     try:
         with untouched(model), autocast(job), torch.no_grad():
