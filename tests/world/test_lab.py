@@ -15,6 +15,7 @@ import pytest
 
 from paceline.errors import ConfigError, RunError
 from paceline.lab import Lab, LabSpec
+from paceline.lab.mpiexec import without_hosts
 from paceline.lab.testing import lab_spec, leftovers_of, make_lab, skip_without_namespaces
 
 __all__ = ["make_lab"]
@@ -329,6 +330,29 @@ def test_mpiexec_sums_right_across_hosts(make_lab: MakeLab, count: int) -> None:
     for name, counters in lab.counters().items():
         assert counters.bytes_sent > 2_000_000, name
         assert counters.bytes_received > 2_000_000, name
+
+
+@pytest.mark.mpi
+def test_the_same_mpiexec_line_works_on_plain_hosts(make_lab: MakeLab) -> None:
+    pytest.importorskip("mpi4py", reason="MPI needs mpi4py")
+    lab = make_lab("a", "b", plain=True)
+    command = ["mpiexec", "-n", "2", "-H", "a,b", sys.executable, "-c", SUMS]
+    done = lab.run(command, capture_output=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(b"2 right on")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("-n 2 -H a,b python -H x", "-n 2 python -H x"),
+        ("--hostfile h --mca btl tcp -n 4 prog", "--mca btl tcp -n 4 prog"),
+        ("-host a:2 --oversubscribe prog -n 3", "--oversubscribe prog -n 3"),
+        ("-x PATH --map-by slot:PE=1 -hosts a,b prog", "-x PATH --map-by slot:PE=1 prog"),
+    ],
+)
+def test_plain_mpiexec_forgets_hosts_and_nothing_else(given: str, kept: str) -> None:
+    assert without_hosts(given.split()) == kept.split()
 
 
 GLOO = """

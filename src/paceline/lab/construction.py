@@ -274,6 +274,7 @@ def _not_emulated(spec: LabSpec, *, emulated: bool) -> list[str]:
                 )
         return shortfalls
     shortfalls += ["host names", "separate interfaces and their counters"]
+    shortfalls.append("MPI between hosts (mpiexec starts all ranks on one)")
     if any(spec.rate_of(host.name) for host in spec.hosts):
         shortfalls.append("link rates")
     if any(spec.delay_of(host.name) for host in spec.hosts):

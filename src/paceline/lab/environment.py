@@ -8,7 +8,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from paceline.lab import probe, ssh
+from paceline.lab import mpiexec, probe, ssh
 from paceline.lab.network import INTERFACE
 from paceline.lab.spec import LabSpec
 
@@ -37,18 +37,22 @@ def lab_variables(spec: LabSpec, state: Path, host: str, *, emulated: bool) -> d
         "HYDRA_LAUNCHER": "ssh",
         "HYDRA_LAUNCHER_EXEC": str(state / "bin" / "ssh"),
     }
-    interface = INTERFACE if emulated else "lo"
-    network = spec.network if emulated else "127.0.0.0/8"
+    if emulated:
+        variables |= {
+            "OMPI_MCA_btl_tcp_if_include": spec.network,
+            "PRTE_MCA_prte_if_include": spec.network,
+            "UCX_TLS": "tcp,self",
+            "UCX_NET_DEVICES": INTERFACE,
+            "HYDRA_IFACE": INTERFACE,
+            "NCCL_SOCKET_IFNAME": INTERFACE,
+        }
+    else:
+        # All ranks start here, and MPI refuses the loopback: it has to choose for itself.
+        variables["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
     variables |= {
-        "GLOO_SOCKET_IFNAME": interface,
-        "NCCL_SOCKET_IFNAME": interface,
-        "UCX_TLS": "tcp,self",
-        "UCX_NET_DEVICES": interface,
-        "HYDRA_IFACE": interface,
+        "GLOO_SOCKET_IFNAME": INTERFACE if emulated else "lo",
         "OMPI_MCA_pml": "ob1",
         "OMPI_MCA_btl": "self,sm,tcp",
-        "OMPI_MCA_btl_tcp_if_include": network,
-        "PRTE_MCA_prte_if_include": network,
     }
     return variables
 
@@ -89,8 +93,15 @@ def write_files(spec: LabSpec, state: Path, addresses: dict[str, str], *, emulat
     for host in spec.hosts:
         (state / "tmp" / host.name).mkdir(parents=True)
         (state / f"{host.name}.hostname").write_text(f"{host.name}\n")
-    binary = state / "bin" / "ssh"
-    binary.parent.mkdir()
-    command = [sys.executable, "-I", "-S", str(ssh.__file__), str(state)]
-    binary.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
-    binary.chmod(0o755)
+    (state / "bin").mkdir()
+    _write_script(state / "bin" / "ssh", [str(ssh.__file__), str(state)])
+    if not emulated:
+        for name in ("mpiexec", "mpirun"):
+            command = [str(mpiexec.__file__), str(state / "bin"), name]
+            _write_script(state / "bin" / name, command)
+
+
+def _write_script(path: Path, command: list[str]) -> None:
+    words = shlex.join([sys.executable, "-I", "-S", *command])
+    path.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    path.chmod(0o755)
