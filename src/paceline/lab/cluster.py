@@ -44,6 +44,7 @@ class Lab:
         self.emulated = reason is None
         self.plain_reason = reason
         self._construction: Construction | None = None
+        self._started: list[LabProcess] = []
         self._lost: dict[str, str] = {}
         self._last_counters: dict[str, Counters] = {}
         self._last_usage: dict[str, Usage] = {}
@@ -67,6 +68,9 @@ class Lab:
         construction, self._construction = self._construction, None
         if construction is not None:
             construction.remove()
+        for started in self._started:
+            started.poll()  # learns that its host is gone, and lets go of its socket
+        self._started.clear()
 
     def __enter__(self) -> Lab:
         return self.open()
@@ -118,7 +122,7 @@ class Lab:
         variables = environment.caller_environment(
             self.spec, self._built.state, host, emulated=self.emulated
         )
-        return process.start(
+        started = process.start(
             self._built.socket(host),
             host,
             command,
@@ -126,6 +130,8 @@ class Lab:
             cwd=cwd or os.getcwd(),  # noqa: PTH109
             streams=(stdin, stdout, stderr),
         )
+        self._started = [each for each in self._started if each.poll() is None] + [started]
+        return started
 
     def run(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -147,7 +148,7 @@ def find_controllers() -> tuple[int, dict[str, Path]]:
                 offered = (Path(point) / "cgroup.controllers").read_text().split()
                 second = {name: Path(point) for name in offered if name in CONTROLLERS}
     version, bases = (1, first) if "cpu" in first or not second else (2, second)
-    return version, {name: base for name, base in bases.items() if base.is_dir()}
+    return version, {name: base for name, base in bases.items() if os.access(base, os.W_OK)}
 
 
 def assign_cores(hosts: Sequence[HostSpec], available: Iterable[int]) -> dict[str, list[int]]:

@@ -13,13 +13,36 @@ import os
 import sys
 
 HOST_OPTIONS = frozenset(
-    "-H -host --host -hosts --hosts -hostfile --hostfile -machinefile --machinefile -f".split()
+    [
+        "-H",
+        "-host",
+        "--host",
+        "-hosts",
+        "--hosts",
+        "-hostfile",
+        "--hostfile",
+        "-machinefile",
+        "--machinefile",
+        "-f",
+    ]
 )
 FLAGS = frozenset(
-    "--oversubscribe -oversubscribe --allow-run-as-root --tag-output --display-map --report-bindings"
-    " -v -q -l -prepend-rank -genvall -genvnone".split()
+    [
+        "--oversubscribe",
+        "-oversubscribe",
+        "--allow-run-as-root",
+        "--tag-output",
+        "--display-map",
+        "--report-bindings",
+        "-v",
+        "-q",
+        "-l",
+        "-prepend-rank",
+        "-genvall",
+        "-genvnone",
+    ]
 )
-PAIRS = frozenset("-mca --mca --prtemca --pmixmca -genv -env".split())
+PAIRS = frozenset(["-mca", "--mca", "--prtemca", "--pmixmca", "-genv", "-env"])
 
 
 def without_hosts(arguments: list[str]) -> list[str]:

@@ -69,7 +69,7 @@ class LabProcess:
 
     def poll(self) -> int | None:
         """The exit code, or None while the process runs; minus N when signal N ended it."""
-        if self.returncode is None:
+        if self.returncode is None and self._connection.fileno() >= 0:
             self._take(block=False)
         return self.returncode
 
