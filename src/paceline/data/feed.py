@@ -45,6 +45,8 @@ class Feed:
     """Relative size of every worker's part."""
     worker: int
     augment: bool = True
+    reads_inputs: bool = True
+    """False for a worker that gets its inputs from another one and needs targets only."""
     ahead: int = 2
     """Batches that are read before they are asked for."""
 
@@ -67,7 +69,11 @@ class Feed:
         def fetch(item: tuple[np.ndarray, int]) -> tuple[torch.Tensor, torch.Tensor, int, float]:
             indices, total = item
             start = time.perf_counter()
-            inputs, targets = self.source.fetch(indices, epoch=epoch, augment=augment)
+            if not self.reads_inputs and self.source.targets is not None:
+                inputs = torch.empty(0)
+                targets = torch.from_numpy(self.source.targets[indices])
+            else:
+                inputs, targets = self.source.fetch(indices, epoch=epoch, augment=augment)
             return inputs, targets, total, time.perf_counter() - start
 
         results = _ahead(fetch, plan, self.ahead) if self.source.concurrent else map(fetch, plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import selectors
@@ -40,6 +41,8 @@ class Ranks:
     run: RunDirectory
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
+    signalled: int | None = None
+    """The last signal that was passed on to them."""
 
 
 def run_ranks(
@@ -66,6 +69,13 @@ def run_ranks(
         with _forward_signals(ranks):
             _watch(ranks, board)
         return ranks.processes[0].returncode
+    except WorkerError:
+        # Too early, or for the second time: it ended the ranks instead of stopping them in order.
+        if ranks.signalled == signal.SIGINT:
+            raise KeyboardInterrupt from None
+        if ranks.signalled is not None:
+            raise SystemExit(128 + ranks.signalled) from None
+        raise
     finally:
         _end(ranks)
         os.close(board_descriptor)
@@ -191,6 +201,8 @@ def _raise_report(report: dict[str, Any]) -> None:
     kind = getattr(errors, report["kind"], None)
     if report["expected"] and isinstance(kind, type) and issubclass(kind, errors.PacelineError):
         raise kind(report["message"])
+    if report["kind"] == "BrokenPipeError":  # whoever read the output went away
+        raise BrokenPipeError(errno.EPIPE, report["message"])
     raise WorkerError(
         f"rank {report['rank']} failed with {report['kind']}: {report['message']}\n"
         f"{report['traceback'].rstrip()}"
@@ -212,6 +224,7 @@ def _forward_signals(ranks: Ranks) -> Iterator[None]:
     """Ctrl-C and SIGTERM go to the first rank, which stops all of them in order."""
 
     def forward(number: int, frame: FrameType | None) -> None:
+        ranks.signalled = number
         with contextlib.suppress(ProcessLookupError):
             ranks.processes[0].send_signal(number)
 

@@ -69,7 +69,7 @@ class Board:
         end = (integers + ranks * _SLOTS) * 8 + ranks * _PHASE_BYTES
         self._announcement = np.frombuffer(self._memory, np.uint8, _ANNOUNCEMENT_BYTES, end)
         self._longest_gap = 0.0
-        self._last_barrier = time.monotonic()
+        self._last_barrier: float | None = None
         self._beating: threading.Thread | None = None
         self._quiet = threading.Event()
 
@@ -149,7 +149,7 @@ class Board:
         if len(group) == 1:
             return
         now = time.monotonic()
-        if not patient:
+        if not patient and self._last_barrier is not None:
             self._longest_gap = max(self._longest_gap, now - self._last_barrier)
         limit = max(self.deadline, 10 * self._longest_gap)
         target = int(self._rows[self.rank, column]) + 1

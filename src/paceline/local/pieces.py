@@ -152,11 +152,7 @@ class PieceUpdate:
         notes = self.shared.exchange_notes(
             {
                 "whole": sorted({k for e in mine.values() for k, v in e.items() if v.dim() > 0}),
-                "numbers": {
-                    piece.name: {k: v.item() for k, v in mine[i].items() if v.dim() == 0}
-                    for i, piece in enumerate(self._own)
-                    if i in mine
-                },
+                "numbers": _common_numbers(mine),
             }
         )
         result: OptimizerState = {}
@@ -164,14 +160,17 @@ class PieceUpdate:
             self._publish_entry(mine, entry)
             self.board.barrier("optimizer state")
             if self.board.rank == 0:
-                self._collect_entry(result, entry, notes)
+                self._collect_entry(result, entry)
             self.board.barrier("optimizer state")
         if self.board.rank == 0:
-            for note in notes:
-                for name, numbers in note["numbers"].items():
-                    tensors = {key: torch.tensor(value) for key, value in numbers.items()}
-                    result.setdefault(name, {}).update(tensors)
+            numbers = {key: value for note in notes for key, value in note["numbers"].items()}
+            for name in self._trained() if numbers else ():
+                tensors = {key: torch.tensor(value) for key, value in numbers.items()}
+                result.setdefault(name, {}).update(tensors)
         return result
+
+    def _trained(self) -> list[str]:
+        return [name for name, p in self.shared.parameters.items() if p.requires_grad]
 
     def _entries(self) -> dict[int, dict[str, torch.Tensor]]:
         if self.optimizer is None:
@@ -190,14 +189,9 @@ class PieceUpdate:
             if value is not None:
                 self._slice(region, piece).copy_(value)
 
-    def _collect_entry(
-        self, result: OptimizerState, entry: str, notes: list[dict[str, dict[str, object]]]
-    ) -> None:
-        known = {name for note in notes for name in note["numbers"]}
-        for name, parameter in self.shared.parameters.items():
-            if not parameter.requires_grad or (known and name not in known):
-                continue
-            whole = torch.empty_like(parameter)
+    def _collect_entry(self, result: OptimizerState, entry: str) -> None:
+        for name in self._trained():
+            whole = torch.empty_like(self.shared.parameters[name])
             memory_view(whole, whole).copy_(self.shared.place(self.shared.gradients(0), name))
             result.setdefault(name, {})[entry] = whole
 
@@ -216,3 +210,13 @@ class PieceUpdate:
                     entries[key] = value.clone() if isinstance(value, torch.Tensor) else value
             if entries:
                 self.optimizer.state[weight] = entries
+
+
+def _common_numbers(entries: dict[int, dict[str, torch.Tensor]]) -> dict[str, float]:
+    """The counters that an optimizer keeps per parameter: here all are updated together."""
+    found: dict[str, float] = {}
+    for values in entries.values():
+        for key, value in values.items():
+            if value.dim() == 0:
+                assert found.setdefault(key, value.item()) == value.item()
+    return found

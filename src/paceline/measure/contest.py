@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from paceline.errors import PacelineError
+from paceline.errors import UserError
 from paceline.plan.candidates import candidate
 from paceline.schema import Candidate, NodePlan
 
@@ -114,7 +114,7 @@ class Contest:
             give_up = None  # the baseline of every speedup is always measured
         try:
             times, memory = self._trial(entry, warmup=warmup, steps=steps, give_up=give_up)
-        except PacelineError as error:
+        except UserError as error:  # a refusal; a rank that failed ends the race's ranks
             record.failed = str(error)
             self._say(f"{entry.name}: {error}")
             return

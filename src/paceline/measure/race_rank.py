@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.config import load_config
 from paceline.config.environment import rank_context, shared_memory
-from paceline.errors import PacelineError
+from paceline.errors import StrategyError, UserError
 from paceline.launch.rank import die_with_parent, record_failure
 from paceline.run import RunDirectory
 from paceline.schema import Candidate, NodePlan, decode, encode, read_json, write_json
@@ -82,13 +81,13 @@ def _lead(run: RunDirectory, ground: object, board: object) -> None:
     assert isinstance(ground, TrialGround)
     assert isinstance(board, Board)
     task = read_json(RaceTask, run.path / "race-task.json")
-    broken = {candidate.name: candidate.reason for candidate in task.known}
 
     def trial(
         entry: Candidate, *, warmup: int, steps: int, give_up: float | None
     ) -> tuple[list[float], float | None]:
-        if entry.name in broken:
-            raise PacelineError(broken[entry.name])
+        for broken in task.known:
+            if _alike(entry, broken):
+                raise StrategyError(broken.reason)
         # Left where the launcher finds it should this trial bring the ranks down.
         (run.path / "race-current.json").write_text(json.dumps(encode(entry)))
         order = {"entry": encode(entry), "warmup": warmup, "steps": steps, "give_up": give_up}
@@ -107,6 +106,17 @@ def _lead(run: RunDirectory, ground: object, board: object) -> None:
     candidates = contest.run(task.nodes, [(p, f) for p, f in task.numerics])
     board.announce("")
     write_json(run.path / "race-result.json", RaceResult(candidates=tuple(candidates)))
+
+
+def _alike(entry: Candidate, broken: Candidate) -> bool:
+    """What broke one candidate breaks its relatives: the same strategy at the same precision.
+
+    One that broke at fp32 is not tried at bf16 either.
+    """
+    return entry.node.strategy == broken.node.strategy and broken.precision in (
+        "fp32",
+        entry.precision,
+    )
 
 
 def _follow(ground: object, board: object) -> None:
@@ -128,9 +138,8 @@ def _follow(ground: object, board: object) -> None:
             ground.run(
                 entry, warmup=order["warmup"], steps=order["steps"], give_up=order["give_up"]
             )
-        except PacelineError:
-            # The first rank meets the same refusal and puts it into the table.
-            time.sleep(0)
+        except UserError:
+            continue  # the first rank meets the same refusal and puts it into the table
 
 
 if __name__ == "__main__":

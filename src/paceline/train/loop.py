@@ -71,6 +71,7 @@ def train(task: Task) -> Outcome:
     finally:
         task.view.close()
         trainer.strategy.close()
+        parts.dataset.close()
 
 
 def make_job(task: Task, parts: Parts) -> Job:
@@ -114,6 +115,7 @@ def make_feed(task: Task, parts: Parts, strategy: LocalStrategy) -> Feed:
         shares=shares,
         worker=first + strategy.worker,
         augment=task.config.data.augment,
+        reads_inputs=strategy.reads_inputs,
     )
 
 

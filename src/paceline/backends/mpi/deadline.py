@@ -88,12 +88,13 @@ class Patience:
     A rank that waits must not take the core that the awaited rank computes on.
     """
 
-    __slots__ = ("_deadline", "_sleep", "_spins")
+    __slots__ = ("_deadline", "_longest", "_sleep", "_spins")
 
-    def __init__(self, deadline: Deadline) -> None:
+    def __init__(self, deadline: Deadline, *, longest: float = _LONGEST_SLEEP) -> None:
         self._deadline = deadline
         self._spins = deadline.spins
         self._sleep = _FIRST_SLEEP
+        self._longest = longest
 
     def pause(self) -> bool:
         """Wait a moment; False when the deadline has passed."""
@@ -102,7 +103,7 @@ class Patience:
             os.sched_yield()
             return True
         time.sleep(self._sleep)
-        self._sleep = min(self._sleep * 1.5, _LONGEST_SLEEP)
+        self._sleep = min(self._sleep * 1.5, self._longest)
         return not self._deadline.passed()
 
     def reset(self) -> None:

@@ -25,9 +25,12 @@ __all__ = ["NetworkTransport"]
 
 # Below this many bytes everybody sends everything to everybody: one step.
 _SMALL_BYTES = 16 << 10
-_PIECE_BYTES = 512 << 10
-_BLOCKS_AT_A_TIME = 4
+import os
+_PIECE_BYTES = int(os.environ.get("XP","512")) << 10
+_BLOCKS_AT_A_TIME = int(os.environ.get("XB","4"))
 _TAGS = 16_000
+# MPI moves bytes only while it is called: a longer sleep lets the wire run dry.
+_LONGEST_SLEEP = float(os.environ.get("XS","150e-6"))
 
 Step = list[tuple[int, Any]]
 """Requests in flight, each with the rank at the other end."""
@@ -91,7 +94,7 @@ class NetworkTransport:
     def _run(self, blocks: Iterator[Iterator[Step]], deadline: Deadline) -> None:
         """Drive blocks to their end, a few at a time, and sleep while nothing moves."""
         active: deque[tuple[Iterator[Step], Step]] = deque()
-        patience = Patience(deadline)
+        patience = Patience(deadline, longest=_LONGEST_SLEEP)
         waiting: Iterator[Step] | None = next(blocks, None)
         while waiting is not None or active:
             while waiting is not None and len(active) < _BLOCKS_AT_A_TIME:

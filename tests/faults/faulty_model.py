@@ -1,0 +1,41 @@
+"""A model that fails on one rank at one update: `faulty_model.py:build`, steered by its options."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import torch
+from torch import nn
+
+
+class Faulty(nn.Module):
+    def __init__(self, fault: str, rank: int, update: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.ReLU(), nn.Linear(16, 10))
+        self.fault, self.update, self.seen = fault, update, 0
+        self.mine = os.environ.get("PACELINE_RANK", "0") == str(rank)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen += 1
+            if self.mine and self.seen == self.update:
+                self.fail()
+        return self.layers(images)
+
+    def fail(self) -> None:
+        if self.fault == "raise":
+            raise ValueError("the sample of doom")
+        if self.fault == "exit":
+            os._exit(3)
+        if self.fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.fault == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if self.fault == "hang":
+            time.sleep(3600)
+
+
+def build(fault: str = "raise", rank: int = 1, update: int = 3) -> nn.Module:
+    return Faulty(fault, rank, update)
