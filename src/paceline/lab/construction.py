@@ -109,7 +109,10 @@ class Construction:
 
     def _agent_config(self, name: str, cores: list[int]) -> dict[str, Any]:
         login = environment.login_environment(self.spec, self.state, name, emulated=self.emulated)
-        bind = {"/etc/hosts": str(self.state / "etc-hosts")}
+        bind = {
+            "/etc/hosts": str(self.state / "etc-hosts"),
+            "/etc/resolv.conf": str(self.state / "etc-resolv.conf"),
+        }
         if name != SWITCH:
             bind["/etc/hostname"] = str(self.state / f"{name}.hostname")
         limited = self.emulated and name != SWITCH

@@ -90,6 +90,9 @@ def write_files(spec: LabSpec, state: Path, addresses: dict[str, str], *, emulat
     (state / "hosts.json").write_text(json.dumps(addresses))
     names = "".join(f"{address} {name}\n" for name, address in addresses.items())
     (state / "etc-hosts").write_text(f"127.0.0.1 localhost\n{names}")
+    # A lab has no name server: say so at once, where the machine's own, out of reach from
+    # here, would keep every unknown name waiting for seconds.
+    (state / "etc-resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
     for host in spec.hosts:
         (state / "tmp" / host.name).mkdir(parents=True)
         (state / f"{host.name}.hostname").write_text(f"{host.name}\n")
