@@ -25,12 +25,11 @@ __all__ = ["NetworkTransport"]
 
 # Below this many bytes everybody sends everything to everybody: one step.
 _SMALL_BYTES = 16 << 10
-import os
-_PIECE_BYTES = int(os.environ.get("XP","512")) << 10
-_BLOCKS_AT_A_TIME = int(os.environ.get("XB","4"))
+_PIECE_BYTES = 512 << 10
+_BLOCKS_AT_A_TIME = 4
 _TAGS = 16_000
 # MPI moves bytes only while it is called: a longer sleep lets the wire run dry.
-_LONGEST_SLEEP = float(os.environ.get("XS","150e-6"))
+_LONGEST_SLEEP = 150e-6
 
 Step = list[tuple[int, Any]]
 """Requests in flight, each with the rank at the other end."""
