@@ -12,6 +12,7 @@ import contextlib
 import mmap
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ _OPERATIONS = (
     "barrier",
 )
 _SIZE_BITS = 48
+_SETTLE_SECONDS = 0.01
 
 
 class ArrivalBoard:
@@ -69,6 +71,9 @@ class ArrivalBoard:
                 patience = patience or Patience(deadline)
                 if not patience.pause():
                     raise deadline.error(self.missing())
+            if counters[slot + turn] != purpose:
+                # Where memory is weakly ordered the counter may be seen before the purpose.
+                time.sleep(_SETTLE_SECONDS)
             if counters[slot + turn] != purpose:
                 raise self._mismatch(deadline, rank, purpose, counters[slot + turn])
 
