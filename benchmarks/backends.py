@@ -156,14 +156,17 @@ def name_of(size: int) -> str:
 def compare(ranks: int, labels: dict[str, str], rounds: int, sizes: list[int]) -> None:
     """Measure one number of ranks and print its two tables."""
     pooled: dict[str, dict[str, dict[str, list[float]]]] = {}
+    loads = []
     for _ in range(rounds):
         for label, python in labels.items():
+            loads.append(os.getloadavg()[0])
             for kind, table in launch(label, python, ranks, sizes).items():
                 for key, times in table.items():
                     place = pooled.setdefault(label, {}).setdefault(kind, {})
                     place.setdefault(key, []).extend(times)
     others = [label for label in labels if label != "gloo"]
-    print(f"\nAll-reduce, {ranks} ranks, float32, ms: median (quartiles)\n")
+    busy = f"load average before the launches {min(loads):.1f} to {max(loads):.1f}"
+    print(f"\nAll-reduce, {ranks} ranks, float32, ms: median (quartiles); {busy}\n")
     print("| size |", " | ".join([*labels, *(f"gloo / {label}" for label in others)]), "|")
     print("|---" * (1 + len(labels) + len(others)) + "|")
     for size in map(str, sizes):

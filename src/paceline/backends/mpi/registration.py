@@ -13,8 +13,12 @@ from paceline.errors import UnsupportedError, UserError, unknown_name
 
 __all__ = ["register"]
 
-# Open MPI's list of ways to carry bytes; its names are not in capitals.
-_TRANSPORTS_SETTING = "OMPI_MCA_btl"
+# Names of Open MPI's settings are not in capitals.
+_OPEN_MPI_CARRIERS = "OMPI_MCA_btl"
+# MPI waits by spinning. A rank that spins on a core that another process needs can hold up the very
+# rank it waits for: on a busy machine a 4 MB all-reduce took 40 ms, and 5 ms when the spinning rank
+# yields (docs/decisions/0003-mpi-backend.md).
+_YIELD_WHEN_IDLE = {"OMPI_MCA_mpi_yield_when_idle": "1", "MPIR_CVAR_POLLS_BEFORE_YIELD": "10"}
 _TRANSPORTS = ("auto", "node", "network")
 _registered: dict[str, str] = {}
 _worlds: dict[str, Any] = {}
@@ -50,7 +54,7 @@ def _load_mpi() -> None:
     if missing is not None:
         raise UserError(missing)
     try:
-        with _no_shared_segment_when_alone():
+        with _settings_for_start():
             from mpi4py import MPI
     except (ImportError, RuntimeError, OSError) as error:
         raise UserError(
@@ -68,20 +72,22 @@ def _load_mpi() -> None:
 
 
 @contextlib.contextmanager
-def _no_shared_segment_when_alone() -> Iterator[None]:
-    """Keep Open MPI from leaving a file in /dev/shm when no mpiexec is there to remove it.
+def _settings_for_start() -> Iterator[None]:
+    """What MPI should read when it starts, where the user has not said otherwise.
 
-    A process without others needs no shared memory. The setting is gone again afterwards, so that
-    a child that starts a real MPI job does not inherit it.
+    Gone again afterwards, so that a child that starts a job of its own does not inherit it.
     """
-    alone = not any(name in os.environ for name in ("PMIX_RANK", "PMI_RANK", _TRANSPORTS_SETTING))
-    if alone:
-        os.environ[_TRANSPORTS_SETTING] = "self"
+    wanted = dict(_YIELD_WHEN_IDLE)
+    if not any(name in os.environ for name in ("PMIX_RANK", "PMI_RANK")):
+        # Without mpiexec nobody removes Open MPI's shared segment, and one rank needs none.
+        wanted[_OPEN_MPI_CARRIERS] = "self"
+    added = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        if alone:
-            del os.environ[_TRANSPORTS_SETTING]
+        for name in added:
+            del os.environ[name]
 
 
 def _fill_environment() -> None:
