@@ -1,0 +1,101 @@
+"""A disk that becomes full costs the new checkpoint, never an old one, and is said."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from trainings import PacedTraining, Training
+
+from paceline.train.checkpoint import Checkpoints
+
+StartCli = Callable[..., "subprocess.Popen[str]"]
+RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+ROOM = 700_000
+"""Bytes of the small disk: three or four checkpoints of a linear layer with Adam, no more."""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with little room; skipped where only root may make one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("a small file system needs root; the limit on file sizes is tested without")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def check_old_checkpoint(subject: Training) -> int:
+    """The newest checkpoint that is there can be loaded; its update."""
+    checkpoints = Checkpoints(subject.run / "checkpoints", keep=1)
+    newest = checkpoints.newest()
+    assert newest is not None
+    state, model, optimizer = checkpoints.load(newest)
+    assert model
+    assert optimizer
+    return state.position.update
+
+
+def test_full_disk_then_room_again(
+    small_disk: Path, tmp_path: Path, start_cli: StartCli, run_cli: RunCli
+) -> None:
+    subject = PacedTraining(small_disk / "run", pace=0.05)
+    process = start_cli(*subject.begin, cwd=tmp_path)
+    subject.wait_for_checkpoint()
+    filler = small_disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
+    output, error = process.communicate(timeout=60)
+    assert process.returncode == 1, output + error
+    assert "warning: the checkpoint of update" in output
+    assert "No space left on device" in output
+    assert "free some room" in output
+    assert error.startswith("paceline: training ended, but its last state could not be saved in ")
+    assert len(error.splitlines()) == 1
+    kept = check_old_checkpoint(subject)
+    assert 0 < kept < 40
+    filler.unlink()
+    subject.set_pace(None)
+    done = run_cli(*subject.resume)
+    assert done.returncode == 0, done.stderr
+    assert [line["epoch"] for line in subject.lines()] == [1, 2, 3, 4]
+    whole = PacedTraining(tmp_path / "whole")
+    assert run_cli(*whole.begin).returncode == 0
+    assert subject.weights() == whole.weights()
+
+
+def test_files_that_may_not_grow(tmp_path: Path) -> None:
+    """The same without root: the system refuses to write more than a few kilobytes to a file."""
+    subject = Training(tmp_path / "run", train__epochs=1, train__checkpoint_every=2)
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline.cli", *subject.begin],
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1, done.stdout
+    assert "could not be written" in done.stdout
+    assert "there is none before it" in done.stdout
+    assert "File too large" in done.stdout
+    assert done.stderr.startswith("paceline: training ended, but its last state could not be saved")
+    # What is small enough was written all the same.
+    assert [line["epoch"] for line in subject.lines()] == [1]
+    assert json.loads((subject.run / "run.json").read_text())["updates"] == 10
+    assert not list((subject.run / "checkpoints").iterdir())

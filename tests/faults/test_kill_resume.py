@@ -1,0 +1,113 @@
+"""`kill -9` at random moments, resumed until done: nothing is lost and nothing comes twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from trainings import Training
+
+StartCli = Callable[..., "subprocess.Popen[str]"]
+RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+KILLS = 3
+EXACT = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "test_top5")
+
+
+def kill_until_done(start_cli: StartCli, subject: Training, kills: int, seed: int) -> list[str]:
+    """Kill the training `kills` times, each at a random moment; then let it end."""
+    moments = random.Random(seed)
+    errors = []
+    for _ in range(kills):
+        before = subject.position() if subject.has_checkpoint() else 0
+        process = start_cli(*subject.arguments)
+        if moments.random() < 0.75:  # most kills come while it trains, some before
+            subject.wait_for(lambda b=before: subject.has_checkpoint() and subject.position() > b)
+            time.sleep(moments.uniform(0.0, 0.12))
+        else:
+            time.sleep(moments.uniform(0.0, 2.0))
+        process.kill()
+        errors.append(process.communicate(timeout=30)[1])
+    last = start_cli(*subject.arguments)
+    output, error = last.communicate(timeout=90)
+    assert last.returncode == 0, output + error
+    return errors
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("strategy", ["threads", "processes"])
+def test_weights_and_metrics_are_those_of_an_uninterrupted_run(
+    strategy: str, training: Callable[..., Training], start_cli: StartCli, run_cli: RunCli
+) -> None:
+    settings: dict[str, object] = {"local__strategy": strategy}
+    if strategy == "processes":
+        settings["local__processes"] = 2
+    whole, broken = training("whole", **settings), training("broken", **settings)
+    done = run_cli(*whole.begin)
+    assert done.returncode == 0, done.stderr
+    for error in kill_until_done(start_cli, broken, KILLS, seed=len(strategy)):
+        assert "Traceback" not in error
+    assert [line["epoch"] for line in broken.lines()] == [1, 2, 3, 4]
+    assert broken.weights() == whole.weights()
+    for mine, theirs in zip(broken.lines(), whole.lines(), strict=True):
+        for key in EXACT:
+            assert mine[key] == pytest.approx(theirs[key], rel=1e-9), key
+    moments = [
+        load_file(subject.run / "checkpoints" / "latest" / "optimizer.safetensors")
+        for subject in (whole, broken)
+    ]
+    assert moments[0].keys() == moments[1].keys()
+    assert all(moments[0][key].equal(moments[1][key]) for key in moments[0])
+    # Nothing half-written stays.
+    names = {path.name for path in (broken.run / "checkpoints").iterdir()}
+    assert not {name for name in names if name.startswith(".")}
+    assert len(names) <= 5
+
+
+def test_a_killed_rank_ends_the_run_with_its_number(
+    training: Callable[..., Training], start_cli: StartCli, run_cli: RunCli
+) -> None:
+    subject = training("run", local__strategy="processes", local__processes=2, train__epochs=500)
+    process = start_cli(*subject.begin)
+    subject.wait_for_checkpoint()
+    victim = ranks_of(process.pid)[1]
+    os.kill(victim, signal.SIGKILL)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert error.startswith("paceline: rank 1 was killed by SIGKILL (often: out of memory) in ")
+    assert len(error.splitlines()) == 1
+    # and what was saved before is good to go on from
+    after = run_cli(*training("run").resume, "--set", "train.epochs=1")
+    assert "another configuration" in after.stderr
+
+
+def ranks_of(pid: int) -> list[int]:
+    """The processes that a launcher has started, first rank first."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_no_rank_outlives_its_killed_launcher(
+    training: Callable[..., Training], start_cli: StartCli
+) -> None:
+    subject = training("run", local__strategy="processes", local__processes=2, train__epochs=500)
+    process = start_cli(*subject.begin)
+    subject.wait_for_checkpoint()
+    ranks = ranks_of(process.pid)
+    assert len(ranks) == 2
+    process.kill()
+    process.wait(10)
+    subject.wait_for(lambda: all(is_gone(rank) for rank in ranks), seconds=10)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True

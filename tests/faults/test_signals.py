@@ -1,0 +1,89 @@
+"""Ctrl-C and SIGTERM: the update is finished, the state saved, and the run goes on later."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from trainings import PacedTraining, Training
+
+StartCli = Callable[..., "subprocess.Popen[str]"]
+RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+STRATEGIES: dict[str, dict[str, object]] = {
+    "threads": {"local__strategy": "threads"},
+    "processes": {"local__strategy": "processes", "local__processes": 2},
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_saved_and_continued_to_the_same_weights(
+    strategy: str, tmp_path: Path, start_cli: StartCli, run_cli: RunCli
+) -> None:
+    settings = STRATEGIES[strategy] | {"train__checkpoint_every": 3}
+    subject = PacedTraining(tmp_path / "run", pace=0.05, **settings)
+    arguments = subject.begin
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        before = subject.position() if subject.has_checkpoint() else 0
+        process = start_cli(*arguments)
+        subject.wait_for(lambda b=before: subject.has_checkpoint() and subject.position() > b)
+        process.send_signal(number)
+        output, error = process.communicate(timeout=30)
+        assert process.returncode == code, output + error
+        assert f"continue with: paceline train --resume --run {subject.run}" in output
+        assert error == ""
+        summary = json.loads((subject.run / "run.json").read_text())
+        assert summary["finished"] is False
+        # Saved where it stopped, wherever the last regular checkpoint was.
+        assert summary["updates"] == subject.position() > before
+        arguments = subject.resume
+    subject.set_pace(None)
+    done = run_cli(*subject.resume)
+    assert done.returncode == 0, done.stderr
+    assert [line["epoch"] for line in subject.lines()] == [1, 2, 3, 4]
+    whole = PacedTraining(tmp_path / "whole", **settings)
+    assert run_cli(*whole.begin).returncode == 0
+    assert subject.weights() == whole.weights()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_second_ctrl_c_ends_at_once(strategy: str, tmp_path: Path, start_cli: StartCli) -> None:
+    subject = PacedTraining(tmp_path / "run", pace=300.0, **STRATEGIES[strategy])
+    process = start_cli(*subject.begin)
+    subject.wait_for(subject.asleep.exists)
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.communicate(timeout=0.5)  # the first one waits for the update
+    process.send_signal(signal.SIGINT)
+    output, error = process.communicate(timeout=20)
+    assert process.returncode == 130, output + error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("strategy", "number", "codes"),
+    [
+        ("threads", signal.SIGTERM, (143, -signal.SIGTERM)),
+        ("processes", signal.SIGINT, (130,)),
+        ("processes", signal.SIGTERM, (143, -signal.SIGTERM)),
+    ],
+)
+def test_before_training_begins(
+    strategy: str,
+    number: signal.Signals,
+    codes: tuple[int, ...],
+    training: Callable[..., Training],
+    start_cli: StartCli,
+) -> None:
+    subject = training("run", train__epochs=500, **STRATEGIES[strategy])
+    process = start_cli(*subject.begin)
+    subject.wait_for((subject.run / "plan.json").exists)
+    process.send_signal(number)
+    output, error = process.communicate(timeout=30)
+    assert process.returncode in codes, output + error
+    assert "internal error" not in error
+    assert "WorkerError" not in error

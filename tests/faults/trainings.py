@@ -1,0 +1,110 @@
+"""Small real trainings for the fault tests, and a model that is as slow as it is told."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# Ten updates an epoch of a network that takes milliseconds: faults, not arithmetic, take the time.
+SMALL = {
+    "workload.model": "shallow_cnn",
+    "workload.data": "synthetic",  # computed, not read: starts soonest
+    "workload.batch_size": 16,
+    "data.options.shape": [1, 28, 28],
+    "data.options.samples": 156,  # the last batch is smaller
+    "data.options.test_samples": 32,
+    "train.epochs": 4,
+    "train.checkpoint_every": 3,
+    "train.keep": 2,
+    "numerics.precision": "fp32",
+    "local.strategy": "threads",
+    "local.threads": 1,  # several would spin for each other's cores on a busy machine
+}
+
+
+class Training:
+    """A training in a run directory, and what it left there."""
+
+    def __init__(self, run: Path, **changes: Any) -> None:
+        self.run = run
+        settings = SMALL | {key.replace("__", "."): value for key, value in changes.items()}
+        self.begin = ["train", "--run", str(run)]
+        for key, value in settings.items():
+            self.begin += ["--set", f"{key}={value}"]
+        self.resume = ["train", "--resume", "--run", str(run)]
+
+    @property
+    def arguments(self) -> list[str]:
+        """What goes on with the run, or begins it when there is nothing to go on with."""
+        return self.resume if (self.run / "config.toml").exists() else self.begin
+
+    def weights(self) -> str:
+        """Fingerprint of the last weights, bit for bit."""
+        newest = self.run / "checkpoints" / "latest" / "model.safetensors"
+        return hashlib.sha256(newest.read_bytes()).hexdigest()
+
+    def lines(self) -> list[dict[str, Any]]:
+        text = (self.run / "metrics.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, "the training did not get there"
+            time.sleep(0.005)
+
+    def has_checkpoint(self) -> bool:
+        return (self.run / "checkpoints" / "latest").exists()
+
+    def wait_for_checkpoint(self) -> None:
+        self.wait_for(self.has_checkpoint)
+
+    def position(self) -> int:
+        """Updates done when the newest checkpoint was written."""
+        newest = (self.run / "checkpoints" / "latest").readlink().name
+        return int(newest.removeprefix("step-"))
+
+
+# Learns like any other; while a file `pace` lies beside it, each forward pass of training takes
+# as many seconds more as stand in there, so that a test can act in the middle of it.
+PACED = """
+import pathlib, time, torch
+
+HERE = pathlib.Path(__file__).parent
+
+class Paced(torch.nn.Module):
+    def __init__(self, classes=10):
+        super().__init__()
+        self.layer = torch.nn.Linear(784, classes)
+
+    def forward(self, inputs):
+        pace = HERE / "pace"
+        if self.training and pace.exists():
+            (HERE / "asleep").touch()
+            time.sleep(float(pace.read_text()))
+        return self.layer(inputs.flatten(1))
+"""
+
+
+class PacedTraining(Training):
+    """A training whose updates take as long as the test wants."""
+
+    def __init__(self, run: Path, *, pace: float | None = None, **changes: Any) -> None:
+        folder = run.parent
+        (folder / "paced.py").write_text(PACED)
+        model = {"workload__model": folder / "paced.py:Paced"}
+        super().__init__(run, **(model | changes))
+        self._pace = folder / "pace"
+        self.asleep = folder / "asleep"
+        self.set_pace(pace)
+
+    def set_pace(self, seconds: float | None) -> None:
+        """Seconds of every update from now on; None for as fast as it goes."""
+        if seconds is None:
+            self._pace.unlink(missing_ok=True)
+        else:
+            self._pace.write_text(str(seconds))
