@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from types import FrameType
 
 from paceline.config import load_config
 from paceline.config.environment import rank_context, shared_memory
@@ -53,15 +54,20 @@ def main(run_path: str) -> int:
     context = rank_context()
     die_with_parent(shared_memory().parent)
     run = RunDirectory(Path(run_path))
-    if not context.is_first:
-        # The launcher talks to the first rank, and all stop together.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # The launcher talks to the first rank, and all stop together. Until training takes the signals
+    # over there is nothing to save: a KeyboardInterrupt could be lost in some module's import.
+    handler = _leave if context.is_first else signal.SIG_IGN
+    signal.signal(signal.SIGINT, handler)
+    signal.signal(signal.SIGTERM, handler)
     try:
         return _train(run, context)
     except BaseException as error:
         record_failure(run, context, error)
         return 1
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os._exit(1)  # the launcher knows why
 
 
 def _train(run: RunDirectory, context: RankContext) -> int:
