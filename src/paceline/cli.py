@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "race": ("paceline.commands.race", "Find the fastest way to train on this machine."),
     "models": ("paceline.commands.models", "List the models, or print one layer by layer."),
     "data": ("paceline.commands.data", "List the data sets, inspect one, or download one."),
+    "lab": ("paceline.commands.lab", "An emulated cluster on this machine: run, check, clean."),
     "doctor": ("paceline.commands.doctor", "Check this machine: cores, memory, versions, data."),
 }
 

@@ -6,6 +6,7 @@ import torch
 
 from paceline.data.sampler import GlobalSampler
 from paceline.local.board import Arena, Board
+from paceline.local.memory import keep_freed_memory
 from paceline.measure.trial import TrialGround
 from paceline.schema import Config
 from paceline.train.device import choose_device, use_deterministic
@@ -23,6 +24,7 @@ def make_ground(
 ) -> TrialGround:
     """Open the workload and read one real global batch."""
     use_deterministic(config.train.deterministic)
+    keep_freed_memory()
     parts = parts or make_parts(config, given)
     sampler = GlobalSampler(
         samples=len(parts.dataset.train), batch_size=batch_size, seed=config.seed

@@ -18,6 +18,7 @@ from paceline.data.sampler import GlobalSampler
 from paceline.errors import DivergedError, RunDirectoryError, StorageError
 from paceline.local.base import Job, LocalStrategy
 from paceline.local.board import Arena, Board
+from paceline.local.memory import keep_freed_memory
 from paceline.observe.metrics import MetricsFile, Tally
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, RankContext, write_json
@@ -60,6 +61,7 @@ def train(task: Task) -> Outcome:
     """Train as the plan says, from the newest checkpoint of the run if there is one."""
     start = time.perf_counter()
     use_deterministic(task.config.train.deterministic)
+    keep_freed_memory()
     parts = make_parts(task.config, task.given)
     opened = time.perf_counter() - start
     trainer = Trainer(task, parts)

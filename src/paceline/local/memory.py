@@ -1,0 +1,30 @@
+"""Memory that an update gives back and the next one takes again, kept in the process.
+
+By default glibc returns large blocks to the system as soon as they are freed and
+takes zeroed pages at the next update: on the models here that is thousands of page
+faults per update and 5 to 20% of its time. The numbers do not change.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_LARGEST = 2**31 - 1
+
+
+def keep_freed_memory() -> bool:
+    """Tell the allocator to keep what is freed; False where it cannot be told."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:  # another C library, such as musl
+        return False
+    settings = (
+        (_M_MMAP_THRESHOLD, _LARGEST),
+        (_M_TRIM_THRESHOLD, _LARGEST),
+        (_M_TOP_PAD, 64 * 2**20),
+    )
+    return all(mallopt(name, value) == 1 for name, value in settings)
