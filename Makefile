@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: train test check format bench clean
+.PHONY: train test check format bench bench-local clean
 
 train: $(READY)
 	$(BIN)/paceline train
@@ -26,6 +26,9 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.overhead
+
+bench-local: $(READY)
+	$(BIN)/python -m benchmarks.local
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist src/*.egg-info
