@@ -11,12 +11,17 @@ from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
 from paceline.schema import Optimizer
-from paceline.train.optimizers import is_elementwise, optimizer_factory, peak_rate, rate_at
+from paceline.train.optimizers import (
+    batch_factor,
+    is_elementwise,
+    optimizer_factory,
+    schedule_factor,
+)
 
 
 def rates(updates: int, peak: float = 1.0, **settings: object) -> list[float]:
     chosen = Optimizer(**settings)  # type: ignore[arg-type]
-    return [rate_at(chosen, update=i, updates=updates, peak=peak) for i in range(updates)]
+    return [peak * schedule_factor(chosen, update=i, updates=updates) for i in range(updates)]
 
 
 def test_constant() -> None:
@@ -67,15 +72,15 @@ def test_every_rate_is_above_zero_and_at_most_the_peak(
 @pytest.mark.parametrize(
     ("settings", "batch", "expected"),
     [
-        ({}, 4096, 0.001),
-        ({"reference_batch": 128}, 128, 0.001),
-        ({"reference_batch": 128}, 1024, 0.008),
-        ({"reference_batch": 128, "scaling": "sqrt"}, 512, 0.002),
-        ({"reference_batch": 128}, 32, 0.00025),
+        ({}, 4096, 1.0),
+        ({"reference_batch": 128}, 128, 1.0),
+        ({"reference_batch": 128}, 1024, 8.0),
+        ({"reference_batch": 128, "scaling": "sqrt"}, 512, 2.0),
+        ({"reference_batch": 128}, 32, 0.25),
     ],
 )
 def test_rate_follows_the_batch(settings: dict[str, object], batch: int, expected: float) -> None:
-    assert peak_rate(Optimizer(**settings), batch) == pytest.approx(expected)  # type: ignore[arg-type]
+    assert batch_factor(Optimizer(**settings), batch) == pytest.approx(expected)  # type: ignore[arg-type]
 
 
 def test_named_optimizers_have_the_settings() -> None:
