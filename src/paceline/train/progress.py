@@ -7,7 +7,7 @@ import time
 from typing import Any, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 LINE_SECONDS = 10.0
@@ -44,23 +44,28 @@ class SilentView:
 
 
 class _Speed:
-    """Images per second and a smoothed loss since the epoch began."""
+    """Images per second, a smoothed loss and the time left, since the epoch began."""
 
-    def __init__(self) -> None:
+    def __init__(self, updates_left: int = 0) -> None:
         self.start = time.monotonic()
         self.images = 0
+        self.updates = 0
+        self.updates_left = updates_left
+        """Of the whole training."""
         self.loss: float | None = None
 
     def add(self, images: int, loss: float | None) -> None:
         self.images += images
+        self.updates += 1
         if loss is not None:
             self.loss = loss if self.loss is None else 0.9 * self.loss + 0.1 * loss
 
     @property
     def text(self) -> str:
-        rate = self.images / max(1e-9, time.monotonic() - self.start)
+        seconds = max(1e-9, time.monotonic() - self.start)
         loss = "" if self.loss is None else f"  loss {self.loss:.4f}"
-        return f"{rate:,.0f} images/s{loss}"
+        left = (self.updates_left - self.updates) * seconds / max(1, self.updates)
+        return f"{self.images / seconds:,.0f} images/s{loss}  {_duration(left)} left"
 
 
 class PlainView:
@@ -72,7 +77,7 @@ class PlainView:
         self._said = time.monotonic()
 
     def start_epoch(self, epoch: int, epochs: int, steps: int, done: int) -> None:
-        self._speed = _Speed()
+        self._speed = _Speed((epochs - epoch + 1) * steps - done)
         self._epoch, self._epochs, self._steps, self._done = epoch, epochs, steps, done
         self._said = time.monotonic()
 
@@ -105,7 +110,6 @@ class LiveView:
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TextColumn("{task.fields[speed]}"),
-            TimeRemainingColumn(),
             console=console,
             transient=True,
             refresh_per_second=5,
@@ -115,7 +119,7 @@ class LiveView:
         self._shown = 0.0
 
     def start_epoch(self, epoch: int, epochs: int, steps: int, done: int) -> None:
-        self._speed = _Speed()
+        self._speed = _Speed((epochs - epoch + 1) * steps - done)
         self._progress.reset(
             self._task, description=f"epoch {epoch}/{epochs}", total=steps, completed=done, speed=""
         )
@@ -136,6 +140,13 @@ class LiveView:
 
     def close(self) -> None:
         self._progress.stop()
+
+
+def _duration(seconds: float) -> str:
+    """Hours, minutes and seconds, as a clock shows them."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def make_view(*, silent: bool = False) -> View:
