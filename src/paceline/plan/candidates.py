@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable
 from typing import Literal
 
 from paceline.schema import Candidate, NodePlan, Numerics
@@ -98,11 +96,6 @@ def describe(node: NodePlan) -> str:
     if node.strategy == "hybrid":
         return f"hybrid {node.replicas} x {node.stages} stages x{node.micro_batches}"
     return node.strategy
-
-
-def with_estimates(candidates: Iterable[Candidate], estimates: dict[str, float]) -> list[Candidate]:
-    """The candidates with what memory each is expected to take."""
-    return [dataclasses.replace(c, estimated_mb=estimates.get(c.name)) for c in candidates]
 
 
 def _thread_counts(cores: int) -> list[int]:

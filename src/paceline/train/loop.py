@@ -10,8 +10,6 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from paceline import local
 from paceline.data.feed import Batch, Feed
 from paceline.data.sampler import GlobalSampler
@@ -157,7 +155,10 @@ class Trainer:
 
     def run(self) -> None:
         """All epochs that are left."""
-        while self.position.update < self.updates and not self.reached_goal():
+        while self.position.update < self.updates:
+            if goal := self.goal():
+                self.view.say(goal)
+                return
             finished = self.run_epoch()
             if not finished:
                 self.save()
@@ -258,16 +259,14 @@ class Trainer:
         self.since_best += 1
         return False
 
-    def reached_goal(self) -> bool:
-        """True when `train.until` says that it is enough."""
+    def goal(self) -> str | None:
+        """Which goal of `train.until` has been reached, if any."""
         until = self.config.train.until
         if until.accuracy is not None and self.best is not None and self.best >= until.accuracy:
-            self.view.say(f"test accuracy {self.best:.2%} reached: train.until.accuracy is met")
-            return True
+            return f"test accuracy {self.best:.2%} reached: train.until.accuracy is met"
         if until.patience is not None and self.since_best >= until.patience:
-            self.view.say(f"no better accuracy for {self.since_best} epochs: train.until.patience")
-            return True
-        return False
+            return f"no better accuracy for {self.since_best} epochs: train.until.patience is met"
+        return None
 
     def write_metrics(self, line: dict[str, Any]) -> None:
         """Keep the epoch's line, in memory if the disk is full."""
@@ -333,7 +332,7 @@ class Trainer:
     def welcome_back(self) -> str:
         """One line about what is continued."""
         update, path = self.position.update, self.task.run.path
-        if update >= self.updates or self.reached_goal_quietly():
+        if update >= self.updates or self.goal() is not None:
             return f"{path} is finished after {update} updates: there is nothing left to train"
         return f"continuing {path} from update {update} (epoch {self.position.epoch + 1})"
 
@@ -343,7 +342,7 @@ class Trainer:
         last = lines[-1] if lines else {}
         summary: dict[str, Any] = {
             "name": self.config.name,
-            "finished": self.position.update >= self.updates or self.reached_goal_quietly(),
+            "finished": self.position.update >= self.updates or self.goal() is not None,
             "epochs": self.position.epoch,
             "updates": self.position.update,
             "read_seconds": open_seconds + sum(line["read_seconds"] for line in lines),
@@ -371,18 +370,6 @@ class Trainer:
                 )
         return Outcome(summary=summary, exit_code=self.signals.exit_code if interrupted else 0)
 
-    def reached_goal_quietly(self) -> bool:
-        until = self.config.train.until
-        return bool(
-            (until.accuracy is not None and (self.best or 0.0) >= until.accuracy)
-            or (until.patience is not None and self.since_best >= until.patience)
-        )
-
 
 def _median(lines: list[dict[str, Any]], key: str) -> float:
     return statistics.median(line[key] for line in lines) if lines else 0.0
-
-
-def weights_of(strategy: LocalStrategy) -> dict[str, torch.Tensor]:
-    """The current weights and buffers, detached."""
-    return {name: tensor.detach() for name, tensor in strategy.model.state_dict().items()}
