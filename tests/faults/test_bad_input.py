@@ -206,7 +206,7 @@ def test_life_of_a_run(
     """In use, killed, finished, repeated, continued otherwise, damaged."""
     subject = PacedTraining(tmp_path / "run", pace=300.0, train__epochs=2, local__threads=2)
     process = start_cli(*subject.begin)
-    subject.wait_for(subject.asleep.exists)
+    subject.wait_for(subject.asleep.exists, process)
     busy = run_cli(*subject.resume)
     process.kill()  # the sleeping update would take five minutes
     process.communicate(timeout=30)

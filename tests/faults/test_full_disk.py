@@ -51,7 +51,7 @@ def test_full_disk_then_room_again(
 ) -> None:
     subject = PacedTraining(small_disk / "run", pace=0.05)
     process = start_cli(*subject.begin, cwd=tmp_path)
-    subject.wait_for_checkpoint()
+    subject.wait_for_checkpoint(process)
     filler = small_disk / "filler"
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:

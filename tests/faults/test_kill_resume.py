@@ -29,7 +29,7 @@ def kill_until_done(start_cli: StartCli, subject: Training, kills: int, seed: in
         before = subject.position() if subject.has_checkpoint() else 0
         process = start_cli(*subject.arguments)
         if moments.random() < 0.75:  # most kills come while it trains, some before
-            subject.wait_for(lambda b=before: subject.has_checkpoint() and subject.position() > b)
+            subject.wait_for_checkpoint(process, after=before)
             time.sleep(moments.uniform(0.0, 0.12))
         else:
             time.sleep(moments.uniform(0.0, 2.0))
@@ -76,7 +76,7 @@ def test_a_killed_rank_ends_the_run_with_its_number(
 ) -> None:
     subject = training("run", local__strategy="processes", local__processes=2, train__epochs=500)
     process = start_cli(*subject.begin)
-    subject.wait_for_checkpoint()
+    subject.wait_for_checkpoint(process)
     victim = ranks_of(process.pid)[1]
     os.kill(victim, signal.SIGKILL)
     _, error = process.communicate(timeout=30)
@@ -98,7 +98,7 @@ def test_no_rank_outlives_its_killed_launcher(
 ) -> None:
     subject = training("run", local__strategy="processes", local__processes=2, train__epochs=500)
     process = start_cli(*subject.begin)
-    subject.wait_for_checkpoint()
+    subject.wait_for_checkpoint(process)
     ranks = ranks_of(process.pid)
     assert len(ranks) == 2
     process.kill()

@@ -30,7 +30,7 @@ def test_saved_and_continued_to_the_same_weights(
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         before = subject.position() if subject.has_checkpoint() else 0
         process = start_cli(*arguments)
-        subject.wait_for(lambda b=before: subject.has_checkpoint() and subject.position() > b)
+        subject.wait_for_checkpoint(process, after=before)
         process.send_signal(number)
         output, error = process.communicate(timeout=30)
         assert process.returncode == code, output + error
@@ -54,7 +54,7 @@ def test_saved_and_continued_to_the_same_weights(
 def test_a_second_ctrl_c_ends_at_once(strategy: str, tmp_path: Path, start_cli: StartCli) -> None:
     subject = PacedTraining(tmp_path / "run", pace=300.0, **STRATEGIES[strategy])
     process = start_cli(*subject.begin)
-    subject.wait_for(subject.asleep.exists)
+    subject.wait_for(subject.asleep.exists, process)
     process.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
         process.communicate(timeout=0.5)  # the first one waits for the update
@@ -81,7 +81,7 @@ def test_before_training_begins(
 ) -> None:
     subject = training("run", train__epochs=500, **STRATEGIES[strategy])
     process = start_cli(*subject.begin)
-    subject.wait_for((subject.run / "plan.json").exists)
+    subject.wait_for((subject.run / "plan.json").exists, process)
     process.send_signal(number)
     output, error = process.communicate(timeout=30)
     assert process.returncode in codes, output + error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,17 +52,26 @@ class Training:
         text = (self.run / "metrics.jsonl").read_text()
         return [json.loads(line) for line in text.splitlines()]
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    def wait_for(
+        self,
+        condition: Callable[[], bool],
+        process: subprocess.Popen[str] | None = None,
+        seconds: float = 60.0,
+    ) -> None:
+        """Until the condition holds; a process that ends before that fails the test."""
         end = time.monotonic() + seconds
         while not condition():
+            if process is not None and process.poll() is not None and not condition():
+                raise AssertionError(f"the training ended: {process.communicate()}")
             assert time.monotonic() < end, "the training did not get there"
             time.sleep(0.005)
 
     def has_checkpoint(self) -> bool:
         return (self.run / "checkpoints" / "latest").exists()
 
-    def wait_for_checkpoint(self) -> None:
-        self.wait_for(self.has_checkpoint)
+    def wait_for_checkpoint(self, process: subprocess.Popen[str], after: int = 0) -> None:
+        """Until there is a checkpoint of more than `after` updates."""
+        self.wait_for(lambda: self.has_checkpoint() and self.position() > after, process)
 
     def position(self) -> int:
         """Updates done when the newest checkpoint was written."""
