@@ -1,11 +1,17 @@
-"""Local strategies: how one node uses its own cores. One file each, one registry."""
+"""Local strategies: how one node uses its own cores. One file each, one registry.
+
+Importing this package imports no torch; building a strategy does.
+"""
 
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
 
 from paceline.errors import StrategyError, unknown_name
-from paceline.local.base import Job, LocalStrategy, StepResult
+
+if TYPE_CHECKING:
+    from paceline.local.base import Job, LocalStrategy
 
 # name -> module:class; imported only when used
 REGISTRY: dict[str, str] = {
@@ -29,9 +35,7 @@ def strategy_class(name: str) -> type[LocalStrategy]:
     if name not in REGISTRY:
         raise StrategyError(unknown_name("local strategy", name, REGISTRY))
     module, _, attribute = REGISTRY[name].partition(":")
-    found = getattr(importlib.import_module(module), attribute)
-    assert isinstance(found, type)
-    assert issubclass(found, LocalStrategy)
+    found: type[LocalStrategy] = getattr(importlib.import_module(module), attribute)
     return found
 
 
@@ -44,4 +48,4 @@ def build(job: Job) -> LocalStrategy:
     return strategy_class(job.node.strategy)(job)
 
 
-__all__ = ["Job", "LocalStrategy", "StepResult", "build", "names", "strategy_class"]
+__all__ = ["REGISTRY", "build", "names", "strategy_class"]

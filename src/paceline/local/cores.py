@@ -6,8 +6,6 @@ import math
 import os
 from pathlib import Path
 
-import torch
-
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -75,6 +73,8 @@ def pin(cores: tuple[int, ...]) -> None:
 
 def set_threads(count: int) -> None:
     """Intra-op threads of the calling thread, explicitly."""
+    import torch
+
     torch.set_num_threads(count)
     # The first get in a thread overwrites its own number with the newest number set
     # anywhere; asking here makes ours stick.

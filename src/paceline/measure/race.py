@@ -64,10 +64,11 @@ def run_race(request: RaceRequest) -> tuple[Race, bool]:
     if request.thorough:
         return _race(request), False
     if request.given is None and not request.again and stored.exists():
-        try:
-            return read_json(Race, stored), True
-        except PacelineError:
-            stored.unlink()  # written by another version: race anew
+        kept = _kept(stored)
+        if kept is not None and (kept.busy <= BUSY or busy_cores() > BUSY):
+            return kept, True
+        if kept is not None:
+            request.say("the race in the cache was run on a busy machine: racing again")
     race = _race(request)
     if request.given is None:
         try:
@@ -76,6 +77,13 @@ def run_race(request: RaceRequest) -> tuple[Race, bool]:
         except OSError as error:
             request.say(f"the race's result could not be kept in {stored.parent}: {error.strerror}")
     return race, False
+
+
+def _kept(stored: Path) -> Race | None:
+    try:
+        return read_json(Race, stored)
+    except PacelineError:
+        return None  # written by another version: race anew
 
 
 def fingerprint(request: RaceRequest) -> str:
