@@ -35,7 +35,10 @@ class Workload:
     batch_size: int | None = rule(default=None, minimum=1)
     """Samples per update over all machines; 128 when neither this nor batch_per_worker is given."""
     batch_per_worker: int | None = rule(default=None, minimum=1)
-    """Samples per update and worker (weak scaling), instead of batch_size."""
+    """Samples per update and worker (weak scaling), instead of batch_size.
+
+    A worker is a process of `processes` or a row of `hybrid`; otherwise a machine is one.
+    """
     loss: str = "cross_entropy"
     """"cross_entropy" or your own "module:callable": (outputs, targets) -> mean over samples."""
 
