@@ -21,7 +21,7 @@ __all__ = ["Deadline", "Patience", "Place", "Watchdog", "WATCHDOG", "end_process
 WAITER_GRACE = 2.0
 WATCHDOG_GRACE = 10.0
 
-_SPINS = 100
+_SPINS = 500
 _FIRST_SLEEP = 50e-6
 _LONGEST_SLEEP = 1e-3
 
