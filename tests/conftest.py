@@ -113,6 +113,24 @@ def run_cli(tmp_path: Path) -> RunCli:
 
 
 @pytest.fixture
+def call_cli(capfd: pytest.CaptureFixture[str]) -> RunCli:
+    """Like `run_cli`, but in this process: for what does not need the start of another one."""
+
+    def call(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        from paceline import cli
+
+        words = [str(argument) for argument in arguments]
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            cli.main(words)
+        output, error = capfd.readouterr()
+        assert isinstance(caught.value.code, int)
+        return subprocess.CompletedProcess(words, caught.value.code, output, error)
+
+    return call
+
+
+@pytest.fixture
 def start_cli(tmp_path: Path) -> Iterator[StartCli]:
     """Starts the real `paceline ARGUMENTS` in a process group of its own, ended with the test."""
     with contextlib.ExitStack() as stack:

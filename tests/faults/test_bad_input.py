@@ -174,18 +174,16 @@ def test_the_same_through_the_real_command(run_cli: RunCli, tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_mistake_that_ranks_find(
-    training: Callable[..., Training], run_cli: RunCli, tmp_path: Path
-) -> None:
+def test_a_mistake_that_ranks_find(training: Callable[..., Training], call_cli: RunCli) -> None:
     subject = training("run", local__strategy="processes", local__processes=2, workload__classes=3)
-    done = run_cli(*subject.begin)
+    done = call_cli(*subject.begin)
     assert done.returncode == 2, done.stderr
     check_sentence(done.stderr, ["workload.classes = 3"])
     assert not subject.run.exists()
 
 
 def test_too_high_a_rate_is_said_with_the_update(
-    training: Callable[..., Training], run_cli: RunCli
+    training: Callable[..., Training], call_cli: RunCli
 ) -> None:
     subject = training(
         "run",
@@ -194,66 +192,66 @@ def test_too_high_a_rate_is_said_with_the_update(
         optimizer__warmup=0,
         optimizer__schedule="constant",
     )
-    done = run_cli(*subject.begin)
+    done = call_cli(*subject.begin)
     assert done.returncode == 1
     check_sentence(done.stderr, ["at update 2 (epoch 1, learning rate 1e+09)", "clip_norm"])
     assert "there is no checkpoint yet" in done.stderr
 
 
 def test_life_of_a_run(
-    training: Callable[..., Training], run_cli: RunCli, start_cli: StartCli, tmp_path: Path
+    training: Callable[..., Training], call_cli: RunCli, start_cli: StartCli, tmp_path: Path
 ) -> None:
     """In use, killed, finished, repeated, continued otherwise, damaged."""
     subject = PacedTraining(tmp_path / "run", pace=300.0, train__epochs=2, local__threads=2)
     process = start_cli(*subject.begin)
     subject.wait_for(subject.asleep.exists, process)
-    busy = run_cli(*subject.resume)
+    busy = call_cli(*subject.resume)
     process.kill()  # the sleeping update would take five minutes
     process.communicate(timeout=30)
     subject.set_pace(None)
     assert busy.returncode == 2
     check_sentence(busy.stderr, ["run is in use by another training", "choose another --run"])
     # Killed before its first checkpoint: it begins anew.
-    begun = run_cli(*subject.resume)
+    begun = call_cli(*subject.resume)
     assert begun.returncode == 0, begun.stderr
     before, weights = (subject.run / "metrics.jsonl").read_text(), subject.weights()
 
-    finished = run_cli(*subject.resume)
+    finished = call_cli(*subject.resume)
     assert finished.returncode == 0, finished.stderr
     assert "is finished after 20 updates: there is nothing left to train" in finished.stdout
     assert (subject.run / "metrics.jsonl").read_text() == before
     assert subject.weights() == weights
 
     again = training("again")
-    repeated = run_cli("train", str(subject.run / "config.toml"), "--run", str(again.run))
+    repeated = call_cli("train", str(subject.run / "config.toml"), "--run", str(again.run))
     assert repeated.returncode == 0, repeated.stderr
     assert again.weights() == weights
     plans = [json.loads((s.run / "plan.json").read_text()) for s in (subject, again)]
     assert plans[0] == plans[1]
 
-    other = run_cli(*subject.resume, "--set", "train.epochs=9")
+    other = call_cli(*subject.resume, "--set", "train.epochs=9")
     assert other.returncode == 2
     check_sentence(other.stderr, ["begun with another configuration", "leave CONFIG and --set out"])
 
     newest = subject.run / "checkpoints" / "latest" / "model.safetensors"
     newest.write_bytes(newest.read_bytes()[:1000])
-    damaged = run_cli(*subject.resume)
+    damaged = call_cli(*subject.resume)
     assert damaged.returncode == 2
     check_sentence(damaged.stderr, ["step-00000020", "remove it to continue from the one before"])
     shutil.rmtree(newest.resolve().parent)
-    repaired = run_cli(*subject.resume)
+    repaired = call_cli(*subject.resume)
     assert repaired.returncode == 0, repaired.stderr
     assert "continuing" in repaired.stdout
     assert subject.weights() == weights
 
 
 def test_other_settings_do_not_get_the_plan_of_the_run(
-    training: Callable[..., Training], run_cli: RunCli
+    training: Callable[..., Training], call_cli: RunCli
 ) -> None:
     subject, other = training("run", train__steps=1), training("other")
-    assert run_cli(*subject.begin).returncode == 0
+    assert call_cli(*subject.begin).returncode == 0
     config = str(subject.run / "config.toml")
-    done = run_cli("train", config, "--run", str(other.run), "--set", "workload.batch_size=8")
+    done = call_cli("train", config, "--run", str(other.run), "--set", "workload.batch_size=8")
     assert done.returncode == 0, done.stderr
     assert json.loads((other.run / "plan.json").read_text())["batch_size"] == 8
     state = json.loads((other.run / "checkpoints" / "latest" / "state.json").read_text())
@@ -262,7 +260,7 @@ def test_other_settings_do_not_get_the_plan_of_the_run(
 
 @pytest.mark.parametrize("strategy", ["threads", "processes"])
 def test_a_reader_of_the_output_that_leaves(
-    strategy: str, training: Callable[..., Training], start_cli: StartCli, run_cli: RunCli
+    strategy: str, training: Callable[..., Training], start_cli: StartCli, call_cli: RunCli
 ) -> None:
     extra = {"local__processes": 2} if strategy == "processes" else {}
     subject = training("run", local__strategy=strategy, **extra)
@@ -274,6 +272,6 @@ def test_a_reader_of_the_output_that_leaves(
     error = process.stderr.read()
     assert process.wait(60) in (0, 1)
     assert error == ""
-    done = run_cli(*subject.resume)
+    done = call_cli(*subject.resume)
     assert done.returncode == 0, done.stderr
     assert [line["epoch"] for line in subject.lines()] == [1, 2, 3, 4]

@@ -9,23 +9,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from trainings import PacedTraining, Training
+from trainings import STRATEGIES, PacedTraining, Training
 
 StartCli = Callable[..., "subprocess.Popen[str]"]
 RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
 
-STRATEGIES: dict[str, dict[str, object]] = {
-    "threads": {"local__strategy": "threads"},
-    "processes": {"local__strategy": "processes", "local__processes": 2},
-}
-
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_saved_and_continued_to_the_same_weights(
-    strategy: str, tmp_path: Path, start_cli: StartCli, run_cli: RunCli
+    strategy: str,
+    tmp_path: Path,
+    start_cli: StartCli,
+    call_cli: RunCli,
+    whole: Callable[[str], Training],
 ) -> None:
-    settings = STRATEGIES[strategy] | {"train__checkpoint_every": 3}
-    subject = PacedTraining(tmp_path / "run", pace=0.05, **settings)
+    subject = PacedTraining(tmp_path / "run", pace=0.05, **STRATEGIES[strategy])
     arguments = subject.begin
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         before = subject.position() if subject.has_checkpoint() else 0
@@ -42,12 +40,10 @@ def test_saved_and_continued_to_the_same_weights(
         assert summary["updates"] == subject.position() > before
         arguments = subject.resume
     subject.set_pace(None)
-    done = run_cli(*subject.resume)
+    done = call_cli(*subject.resume)
     assert done.returncode == 0, done.stderr
     assert [line["epoch"] for line in subject.lines()] == [1, 2, 3, 4]
-    whole = PacedTraining(tmp_path / "whole", **settings)
-    assert run_cli(*whole.begin).returncode == 0
-    assert subject.weights() == whole.weights()
+    assert subject.weights() == whole(strategy).weights()
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

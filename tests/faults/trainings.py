@@ -26,6 +26,11 @@ SMALL = {
     "local.threads": 1,  # several would spin for each other's cores on a busy machine
 }
 
+STRATEGIES: dict[str, dict[str, object]] = {
+    "threads": {"local__strategy": "threads"},
+    "processes": {"local__strategy": "processes", "local__processes": 2},
+}
+
 
 class Training:
     """A training in a run directory, and what it left there."""

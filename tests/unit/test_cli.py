@@ -18,6 +18,7 @@ RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
 SMALL = (
     "--set=local.strategy=sequential",
     "--set=data.limit=64",
+    "--set=workload.batch_size=64",
     "--set=train.epochs=1",
     "--set=numerics.precision=fp32",
 )
