@@ -29,9 +29,8 @@ def main() -> None:
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(0)
-    options = {"stem": "small"} if name.startswith("resnet") and size < 64 else {}
     model: nn.Module = models.build(
-        name, classes=classes, channels=channels, image_size=size, options=options
+        name, classes=classes, channels=channels, image_size=size
     ).train()
     if ranks > 1:
         dist.init_process_group("gloo")

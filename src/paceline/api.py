@@ -201,16 +201,34 @@ def plan_beside(path: Path, config: Config) -> Plan | None:
 def resolve(config: Config) -> Config:
     """Fill in what depends on where we are: versions, paths, the batch."""
     root = config.data.root or data_root()
-    work = config.workload
+    work, optimizer = config.workload, config.optimizer
     if work.batch_size is None and work.batch_per_worker is None:
         work = dataclasses.replace(work, batch_size=work.global_batch(1))
+    work = dataclasses.replace(
+        work,
+        model=_from_anywhere(work.model),
+        data=_from_anywhere(work.data),
+        loss=_from_anywhere(work.loss),
+        weights=str(Path(work.weights).resolve()) if work.weights else None,
+    )
     return with_versions(
         dataclasses.replace(
             config,
             workload=work,
+            optimizer=dataclasses.replace(optimizer, name=_from_anywhere(optimizer.name)),
             data=dataclasses.replace(config.data, root=str(Path(root).resolve()) if root else None),
         )
     )
+
+
+def _from_anywhere(name: str) -> str:
+    """A path, or a reference into a file, so that it is found from another directory too."""
+    place, separator, attribute = name.rpartition(":")
+    if separator and place.endswith(".py"):
+        return f"{Path(place).resolve()}:{attribute}"
+    if not separator and "/" in name:
+        return str(Path(name).resolve())
+    return name
 
 
 def _asked(config: Config) -> Any:

@@ -8,7 +8,6 @@ more than a second to import).
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from typing import NoReturn
 
@@ -66,7 +65,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     try:
         code = paceline.main(args=arguments, prog_name="paceline", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
-    except click.exceptions.Abort:
+    except (click.exceptions.Abort, KeyboardInterrupt):  # click makes the one of the other
+        click.echo("paceline: interrupted", err=True)
         sys.exit(130)
     except click.ClickException as error:
         error.show()
@@ -76,13 +76,6 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             raise
         click.echo(f"paceline: {error}", err=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        click.echo("paceline: interrupted", err=True)
-        sys.exit(130)
-    except BrokenPipeError:
-        # The reader of our output (head, less) went away: not an error of ours.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except Exception as error:
         if debug:
             raise

@@ -68,7 +68,7 @@ def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) 
         (UserError("do it otherwise"), 2, "paceline: do it otherwise\n"),
         (DivergedError("too fast"), 1, "paceline: too fast\n"),
         (KeyboardInterrupt(), 130, "paceline: interrupted\n"),
-        (click.exceptions.Abort(), 130, ""),
+        (click.exceptions.Abort(), 130, "paceline: interrupted\n"),
         (ZeroDivisionError("by zero"), 1, "paceline: internal error: ZeroDivisionError: by zero"),
     ],
 )

@@ -150,7 +150,9 @@ def _race(request: RaceRequest) -> Race:
         candidates=tuple(results),
         made=datetime.now().astimezone().isoformat(timespec="seconds"),
     )
-    return dataclasses.replace(race, decision=decision(race, chosen))
+    return dataclasses.replace(
+        race, decision=decision(race, chosen, gradient_mb=footprint.parameter_mb)
+    )
 
 
 def _fit(

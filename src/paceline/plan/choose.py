@@ -56,10 +56,12 @@ def _cause(entry: Candidate, chosen: Candidate, gradient_mb: float) -> str:
     node = entry.node
     if node.strategy == "sequential":
         return "one core of several"
-    if node.strategy == chosen.node.strategy and node.strategy == "threads":
-        if entry.memory_format != chosen.memory_format:
-            return f"the {entry.memory_format} layout"
-        return "" if node.threads == chosen.node.threads else "fewer cores"
+    if dataclasses.replace(node, cores=()) == dataclasses.replace(chosen.node, cores=()):
+        return f"the {entry.memory_format} layout"
+    if node.strategy == "threads":
+        if chosen.node.strategy == "threads":
+            return "fewer cores"
+        return "threads wait for each other in every layer, processes once per update"
     if node.strategy == "processes":
         return f"every update sums {node.processes} x {gradient_mb:.1f} MB of gradients"
     if node.strategy == "replicas":
@@ -70,7 +72,7 @@ def _cause(entry: Candidate, chosen: Candidate, gradient_mb: float) -> str:
     return ""
 
 
-def decision(race: Race, chosen: Candidate) -> str:
+def decision(race: Race, chosen: Candidate, *, gradient_mb: float) -> str:
     """One line on what was chosen and why."""
     rivals = [
         c
@@ -85,7 +87,10 @@ def decision(race: Race, chosen: Candidate) -> str:
     if chosen.speedup:
         text += f", {chosen.speedup:.2f}x sequential"
     if rivals:
-        text += f"; next: {describe(rivals[0].node)} at {rivals[0].images_per_second:,.0f}"
+        rival = rivals[0]
+        text += f"; next {describe(rival.node)} at {rival.images_per_second:,.0f}"
+        if cause := _cause(rival, chosen, gradient_mb):
+            text += f", because {cause}"
     return text
 
 

@@ -56,6 +56,8 @@ class TrainState:
     samples: int = 0
     tally: dict[str, float] = field(default_factory=dict)
     """Sums over the current epoch, so that its metrics come out whole after a resume."""
+    seconds: float = 0.0
+    """Time spent on the run so far, in all sessions."""
     best_accuracy: float | None = None
     since_best: int = 0
     """Evaluations since the best one."""

@@ -62,12 +62,12 @@ def train(task: Task) -> Outcome:
     keep_freed_memory()
     parts = make_parts(task.config, task.given)
     opened = time.perf_counter() - start
-    trainer = Trainer(task, parts)
+    trainer = Trainer(task, parts, started=start)
     try:
         trainer.resume()
         with trainer.signals.installed():
             trainer.run()
-        return trainer.finish(total_seconds=time.perf_counter() - start, open_seconds=opened)
+        return trainer.finish(open_seconds=opened)
     finally:
         task.view.close()
         trainer.strategy.close()
@@ -122,7 +122,7 @@ def make_feed(task: Task, parts: Parts, strategy: LocalStrategy) -> Feed:
 class Trainer:
     """The state of one training on one rank, and the steps it is made of."""
 
-    def __init__(self, task: Task, parts: Parts) -> None:
+    def __init__(self, task: Task, parts: Parts, *, started: float) -> None:
         self.task, self.config, self.view = task, task.config, task.view
         self.team = Team(task.context, task.board)
         self.job = make_job(task, parts)
@@ -138,6 +138,7 @@ class Trainer:
         self.since_best = 0
         self.saved_at = -1
         self.first_loss: float | None = None
+        self.started = started
 
     @property
     def updates(self) -> int:
@@ -297,6 +298,7 @@ class Trainer:
                 batch_size=self.feed.sampler.batch_size,
                 samples=self.feed.sampler.samples,
                 tally=tally,
+                seconds=time.perf_counter() - self.started,
                 best_accuracy=self.best,
                 since_best=self.since_best,
             )
@@ -323,6 +325,7 @@ class Trainer:
         self.strategy.load_weights(model)
         self.strategy.load_optimizer_state(optimizer)
         self.position, self.saved_at = state.position, state.position.update
+        self.started -= state.seconds
         self.best, self.since_best = state.best_accuracy, state.since_best
         if self.team.is_first:
             self.tally = Tally.restored(state.tally)
@@ -336,7 +339,7 @@ class Trainer:
             return f"{path} is finished after {update} updates: there is nothing left to train"
         return f"continuing {path} from update {update} (epoch {self.position.epoch + 1})"
 
-    def finish(self, *, total_seconds: float, open_seconds: float) -> Outcome:
+    def finish(self, *, open_seconds: float) -> Outcome:
         """The summary of the run, written to run.json."""
         lines = self.metrics.lines
         last = lines[-1] if lines else {}
@@ -354,7 +357,7 @@ class Trainer:
             "test_accuracy": last.get("test_accuracy"),
             "test_top5": last.get("test_top5"),
             "best_accuracy": self.best,
-            "total_seconds": total_seconds,
+            "total_seconds": time.perf_counter() - self.started,
             "parameters": sum(p.numel() for p in self.strategy.model.parameters()),
         }
         interrupted = self.signals.received is not None and not summary["finished"]

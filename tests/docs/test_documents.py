@@ -1,0 +1,64 @@
+"""The documents are true: their code runs, their settings are read, their links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import paceline
+from paceline.cli import COMMANDS
+from paceline.config import config_from, load_config
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", document.read_text(), re.DOTALL)
+
+
+def test_the_python_of_the_readme_trains(tmp_path: Path) -> None:
+    (code,) = blocks(ROOT / "README.md", "python")
+    assert len([line for line in code.splitlines() if line.strip()]) < 20
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    accuracy, run = done.stdout.splitlines()[-1].split()
+    assert float(accuracy.rstrip("%")) > 90
+    assert (tmp_path / run / "metrics.jsonl").exists()
+
+
+def test_the_settings_of_the_readme_are_settings() -> None:
+    (text,) = blocks(ROOT / "README.md", "toml")
+    assert len([line for line in text.splitlines() if line.strip()]) < 20
+    assert config_from(tomllib.loads(text)).train.until.accuracy == 0.98
+
+
+@pytest.mark.parametrize("example", sorted(ROOT.glob("examples/*.toml")), ids=lambda p: p.name)
+def test_examples_are_configurations(example: Path) -> None:
+    assert load_config(example).name == example.stem
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text()):
+        assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_in_documents_exist(document: Path) -> None:
+    for name in re.findall(r"`paceline ([a-z]+)", document.read_text()):
+        assert name in COMMANDS, f"{document.name} speaks of `paceline {name}`"
+
+
+def test_public_names_are_there() -> None:
+    for name in paceline.__all__:
+        assert getattr(paceline, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        paceline.trian  # noqa: B018
