@@ -212,7 +212,7 @@ def test_every_candidate_gets_a_reason_and_the_plan_carries_it() -> None:
     assert "228.0 MB of gradients" in reasons["processes 4x1"]
     assert "idle" in next(text for name, text in reasons.items() if name.startswith("pipeline"))
     whole = Race(candidates=tuple(explained), batch_size=BATCH, decision="because")
-    text = decision(whole, chosen)
+    text = decision(whole, chosen, gradient_mb=2.8)
     assert text.startswith("threads 4: 1,000 images/s, 4.00x sequential; next: ")
     plan = plan_from_race(Config(), whole)
     assert plan.nodes == (NodePlan(strategy="threads", threads=4),)

@@ -175,14 +175,15 @@ def _fail(ranks: Ranks, board: Any) -> None:
             f"rank {number} was killed by {name}{cause} in {board.phase(number) or 'start-up'} of"
             f" update {board.update(number)}; the run was ended"
         )
-    if reports:
-        _raise_report(min(reports, key=lambda report: float(report["time"])))
     for number, process in enumerate(ranks.processes):
-        if process.returncode:
+        # A rank that left no word: what the others say of it is only the consequence.
+        if process.returncode and not (ranks.run.rank(number) / "error.json").exists():
             raise WorkerError(
                 f"rank {number} exited with code {process.returncode} in"
                 f" {board.phase(number) or 'start-up'} of update {board.update(number)}"
             )
+    if reports:
+        _raise_report(min(reports, key=lambda report: float(report["time"])))
     raise WorkerError("a rank ended without a word")
 
 
