@@ -28,3 +28,11 @@ def keep_freed_memory() -> bool:
         (_M_TOP_PAD, 64 * 2**20),
     )
     return all(mallopt(name, value) == 1 for name, value in settings)
+
+
+def give_back_memory() -> None:
+    """Return what is kept and free to the system, so that each trial is measured alone."""
+    if sys.platform.startswith("linux"):
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

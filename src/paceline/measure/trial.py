@@ -15,6 +15,7 @@ from paceline.data.sampler import apportion
 from paceline.local.base import Job, LocalStrategy
 from paceline.local.board import Arena, Board
 from paceline.local.cores import divide_cores, pin, visible_cores
+from paceline.local.memory import give_back_memory
 from paceline.schema import Candidate, RankContext
 from paceline.train.parts import Parts
 
@@ -54,6 +55,7 @@ class TrialGround:
             strategy.close()
             del strategy
             gc.collect()
+            give_back_memory()
 
     def _job(self, entry: Candidate) -> Job:
         ranks = entry.node.ranks
