@@ -15,7 +15,6 @@ from cases import Case, flat, reference, run_cases, train
 
 # isort: split
 from matrix import ALONE, FOUR_RANKS, TWO_RANKS, bit_equal, node, table, tolerance
-
 from runs import assert_same
 
 DOCS = Path(__file__).parents[2] / "docs" / "parity.md"

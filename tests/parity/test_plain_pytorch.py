@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from runs import train_weights
 from torch import nn
 from torch.nn import functional as F
 
 from paceline.data.base import DataRequest
 from paceline.data.registry import open_dataset
 from paceline.models import build
-from runs import train_weights
 
 SAMPLES, BATCH, EPOCHS = 100, 24, 2
 RATE = 0.01
