@@ -213,7 +213,8 @@ def test_every_candidate_gets_a_reason_and_the_plan_carries_it() -> None:
     assert "idle" in next(text for name, text in reasons.items() if name.startswith("pipeline"))
     whole = Race(candidates=tuple(explained), batch_size=BATCH, decision="because")
     text = decision(whole, chosen, gradient_mb=2.8)
-    assert text.startswith("threads 4: 1,000 images/s, 4.00x sequential; next: ")
+    assert text.startswith("threads 4: 1,000 images/s, 4.00x sequential; next replicas 2x2 at 667")
+    assert "because" in text
     plan = plan_from_race(Config(), whole)
     assert plan.nodes == (NodePlan(strategy="threads", threads=4),)
     assert (plan.precision, plan.memory_format, plan.batch_size) == ("fp32", "contiguous", BATCH)
