@@ -13,22 +13,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.local.base import (
-    Job,
-    LocalStrategy,
-    OptimizerState,
-    StepResult,
-    clip_gradients,
-    gradients,
-    prepare_model,
-    scale_rate,
-)
+from paceline.local.base import Job, StepResult, gradients, prepare_model
 from paceline.local.cores import set_threads
 from paceline.local.group import init_gloo
-from paceline.local.state import read_state, write_state
+from paceline.local.whole import WholeOptimizer, WorkerPerRank
 
 
-class DistributedProcesses(LocalStrategy):
+class DistributedProcesses(WorkerPerRank, WholeOptimizer):
     """Every rank has its own weights and optimizer; gradients are summed by all-reduce."""
 
     name = "processes"
@@ -39,19 +30,10 @@ class DistributedProcesses(LocalStrategy):
         set_threads(job.node.threads)
         init_gloo(job)
         self._model = prepare_model(job)
-        self._named = [(n, p) for n, p in self._model.named_parameters() if p.requires_grad]
         self._parallel = DistributedDataParallel(self._model)
         # The parts are weighted with their samples already: the sum is the mean.
         self._parallel.register_comm_hook(None, _sum)
-        self._optimizer = job.build_optimizer([p for _, p in self._named])
-
-    @property
-    def worker(self) -> int:
-        return self.job.context.local_rank
-
-    @property
-    def workers(self) -> int:
-        return self.job.context.local_size
+        self._optimize(self._model)
 
     @property
     def model(self) -> nn.Module:
@@ -66,23 +48,12 @@ class DistributedProcesses(LocalStrategy):
             result = StepResult(loss_sum=0.0, correct=0, samples=0)
         else:
             result = gradients(self.job, self._parallel, inputs, targets, total, step, self.worker)
-        clip_gradients((p for _, p in self._named), self.job.clip_norm)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._apply()
         return result
 
     def prepare_evaluation(self) -> None:
         for buffer in self._model.buffers():
             dist.broadcast(buffer, 0)
-
-    def scale_rate(self, factor: float) -> None:
-        scale_rate(self._optimizer, factor)
-
-    def optimizer_state(self) -> OptimizerState:
-        return read_state(self._optimizer, self._named)
-
-    def load_optimizer_state(self, state: OptimizerState) -> None:
-        write_state(self._optimizer, self._named, state)
 
 
 def _sum(state: Any, bucket: Any) -> Any:

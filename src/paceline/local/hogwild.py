@@ -5,22 +5,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from paceline.local.base import (
-    Job,
-    LocalStrategy,
-    OptimizerState,
-    StepResult,
-    clip_gradients,
-    gradients,
-    prepare_model,
-    scale_rate,
-)
+from paceline.local.base import Job, StepResult, gradients, prepare_model
 from paceline.local.cores import set_threads
 from paceline.local.shared import SharedModel
-from paceline.local.state import read_state, write_state
+from paceline.local.whole import WholeOptimizer, WorkerPerRank
 
 
-class Hogwild(LocalStrategy):
+class Hogwild(WorkerPerRank, WholeOptimizer):
     """Asynchronous: each process applies its own part's gradient as soon as it has it.
 
     A part's gradient is weighted with its samples over all samples, so that the
@@ -37,16 +28,7 @@ class Hogwild(LocalStrategy):
         super().__init__(job)
         set_threads(job.node.threads)
         self._shared = SharedModel(prepare_model(job), job)
-        self._named = [(n, p) for n, p in self._shared.parameters.items() if p.requires_grad]
-        self._optimizer = job.build_optimizer([p for _, p in self._named])
-
-    @property
-    def worker(self) -> int:
-        return self.job.context.local_rank
-
-    @property
-    def workers(self) -> int:
-        return self.job.context.local_size
+        self._optimize(self._shared.model)
 
     @property
     def model(self) -> nn.Module:
@@ -57,24 +39,13 @@ class Hogwild(LocalStrategy):
     ) -> StepResult:
         result = gradients(self.job, self.model, inputs, targets, total, step, self.worker)
         if result.samples:
-            clip_gradients((p for _, p in self._named), self.job.clip_norm)
-            self._optimizer.step()
-            self._optimizer.zero_grad(set_to_none=True)
+            self._apply()
         return result
 
     def prepare_evaluation(self) -> None:
         # Processes drift apart; here all have reached the same update.
         self._shared.board.barrier("hogwild")
         self._shared.share_buffers(lambda name: 0)
-
-    def scale_rate(self, factor: float) -> None:
-        scale_rate(self._optimizer, factor)
-
-    def optimizer_state(self) -> OptimizerState:
-        return read_state(self._optimizer, self._named)
-
-    def load_optimizer_state(self, state: OptimizerState) -> None:
-        write_state(self._optimizer, self._named, state)
 
     def load_weights(self, tensors: dict[str, torch.Tensor]) -> None:
         self._shared.load(tensors)

@@ -6,20 +6,14 @@ import torch
 from torch import nn
 
 from paceline.errors import StrategyError
-from paceline.local.base import (
-    Job,
-    LocalStrategy,
-    OptimizerState,
-    StepResult,
-    gradients,
-    prepare_model,
-)
+from paceline.local.base import Job, OptimizerState, StepResult, gradients, prepare_model
 from paceline.local.cores import set_threads
 from paceline.local.pieces import PieceUpdate
 from paceline.local.shared import SharedModel
+from paceline.local.whole import WorkerPerRank
 
 
-class Processes(LocalStrategy):
+class Processes(WorkerPerRank):
     """Data parallel on one node, the weights shared, gradients summed in shared memory.
 
     Every rank updates its own piece of the weights (see `pieces`). Dropout draws
@@ -44,14 +38,6 @@ class Processes(LocalStrategy):
             self._shared, job, names=trained, group=range(self._shared.board.ranks)
         )
         self._pieces.publish_while_computing()
-
-    @property
-    def worker(self) -> int:
-        return self.job.context.local_rank
-
-    @property
-    def workers(self) -> int:
-        return self.job.context.local_size
 
     @property
     def model(self) -> nn.Module:

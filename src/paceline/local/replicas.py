@@ -9,19 +9,9 @@ import torch
 from torch import nn
 
 from paceline.data.sampler import apportion
-from paceline.local.base import (
-    Job,
-    LocalStrategy,
-    OptimizerState,
-    StepResult,
-    clip_gradients,
-    gradients,
-    prepare_model,
-    scale_rate,
-    step_seed,
-)
+from paceline.local.base import Job, StepResult, gradients, prepare_model, step_seed
 from paceline.local.cores import set_threads
-from paceline.local.state import read_state, write_state
+from paceline.local.whole import WholeOptimizer
 
 
 class ThreadDropout(nn.Module):
@@ -40,7 +30,7 @@ class ThreadDropout(nn.Module):
         return inputs * mask.div_(kept)
 
 
-class Replicas(LocalStrategy):
+class Replicas(WholeOptimizer):
     """Replicas share the weights' memory and have gradients of their own, which are summed.
 
     The sum goes into the first replica's gradients, which are the optimizer's:
@@ -58,8 +48,7 @@ class Replicas(LocalStrategy):
         count = job.node.replicas
         set_threads(count * job.node.threads)  # of the sum and the optimizer
         self._model = prepare_model(job)
-        self._named = [(n, p) for n, p in self._model.named_parameters() if p.requires_grad]
-        self._optimizer = job.build_optimizer([p for _, p in self._named])
+        self._optimize(self._model)
         self._replicas = [_replica(self._model) for _ in range(count)]
         names = {name for name, _ in self._named}
         self._gradients = [
@@ -85,9 +74,7 @@ class Replicas(LocalStrategy):
         ]
         results = [future.result() for future in running]
         self._collect()
-        clip_gradients((p for _, p in self._named), self.job.clip_norm)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._apply()
         return StepResult(
             loss_sum=sum(result.loss_sum for result in results),
             correct=sum(result.correct for result in results),
@@ -138,15 +125,6 @@ class Replicas(LocalStrategy):
             buffers = dict(replica.named_buffers())
             for name, buffer in self._model.named_buffers():
                 buffers[name].copy_(buffer)
-
-    def scale_rate(self, factor: float) -> None:
-        scale_rate(self._optimizer, factor)
-
-    def optimizer_state(self) -> OptimizerState:
-        return read_state(self._optimizer, self._named)
-
-    def load_optimizer_state(self, state: OptimizerState) -> None:
-        write_state(self._optimizer, self._named, state)
 
     def close(self) -> None:
         self._pool.shutdown()

@@ -161,14 +161,20 @@ class Checkpoints:
         return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
     def _prune(self) -> None:
+        self._sweep()
         best = self.folder / "best"
         kept = {path.name for path in self._all()[-self.keep :]}
         if best.is_symlink():
             kept.add(best.readlink().name)
         for path in self._all():
             if path.name not in kept:
-                shutil.rmtree(path, ignore_errors=True)
-        for path in self.folder.glob(".partial-*"):  # of a run that was killed while it wrote
+                # Out of sight first: a kill in the middle must not leave half a checkpoint.
+                path.rename(path.with_name(f".partial-{path.name}"))
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove what is being removed, or was left by a run killed while it wrote."""
+        for path in self.folder.glob(".partial-*"):
             shutil.rmtree(path, ignore_errors=True)
 
 

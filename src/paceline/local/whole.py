@@ -1,0 +1,48 @@
+"""What several strategies have in common: an optimizer over whole parameters, a worker per rank."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from paceline.local.base import LocalStrategy, OptimizerState, clip_gradients, scale_rate
+from paceline.local.state import read_state, write_state
+
+
+class WholeOptimizer(LocalStrategy):
+    """A strategy whose process holds an optimizer over whole parameters."""
+
+    _named: list[tuple[str, nn.Parameter]]
+    _optimizer: torch.optim.Optimizer
+
+    def _optimize(self, model: nn.Module) -> None:
+        """Make the optimizer of the parameters that are trained."""
+        self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        self._optimizer = self.job.build_optimizer([p for _, p in self._named])
+
+    def _apply(self) -> None:
+        """Clip, update, forget the gradients."""
+        clip_gradients((p for _, p in self._named), self.job.clip_norm)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def scale_rate(self, factor: float) -> None:
+        scale_rate(self._optimizer, factor)
+
+    def optimizer_state(self) -> OptimizerState:
+        return read_state(self._optimizer, self._named)
+
+    def load_optimizer_state(self, state: OptimizerState) -> None:
+        write_state(self._optimizer, self._named, state)
+
+
+class WorkerPerRank(LocalStrategy):
+    """A strategy in which every rank works on a part of the batch of its own."""
+
+    @property
+    def worker(self) -> int:
+        return self.job.context.local_rank
+
+    @property
+    def workers(self) -> int:
+        return self.job.context.local_size
