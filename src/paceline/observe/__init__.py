@@ -1,1 +1,1 @@
-"""What happened, written down while it happens."""
+"""What happened, written down while it happens, and what it adds up to afterwards; no torch."""
