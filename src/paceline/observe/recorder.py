@@ -297,6 +297,18 @@ def make_recorder(
     return FileRecorder(folder, start, sampler=sampler, samples_every=samples_every, say=say)
 
 
+def board_listener(
+    recorder: Recorder, context: RankContext
+) -> Callable[[str, float, float, Sequence[int]], None]:
+    """What a node's board calls after a wait: its ranks are numbered within the node."""
+    first = context.rank - context.local_rank
+
+    def listen(operation: str, started: float, seconds: float, late: Sequence[int]) -> None:
+        recorder.waited(operation, started, seconds, [first + local for local in late])
+
+    return listen
+
+
 class _Timing:
     """What `span` gives back; an exception inside does not hide the time it took."""
 
