@@ -23,7 +23,8 @@ from paceline.config import config_from
 from paceline.local.cores import set_threads, usable_cores
 from paceline.run import RunDirectory
 from paceline.schema import NodePlan, Plan
-from paceline.train.loop import Task, train
+from paceline.train.assemble import Task
+from paceline.train.loop import train
 
 BATCH = 128
 

@@ -262,7 +262,8 @@ def _run_training(start: Start) -> Result:
     write_json(run.plan, plan)
     node = plan.nodes[0]
     if node.ranks == 1:
-        from paceline.train.loop import Task, train
+        from paceline.train.assemble import Task
+        from paceline.train.loop import train
         from paceline.train.progress import make_view
 
         task = Task(

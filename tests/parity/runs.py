@@ -14,13 +14,9 @@ from paceline.config import load_config
 _numbers = itertools.count()
 
 
-def train_weights(folder: Path, *changes: str) -> dict[str, torch.Tensor]:
-    """Train as `paceline train --set CHANGE ...` does, in real processes; the last weights.
-
-    The base is five updates of mnist_cnn without dropout on made images, the last
-    of them smaller (100 samples in batches of 24).
-    """
-    base = (
+def base_changes() -> tuple[str, ...]:
+    """Settings of five updates, the last of them smaller."""
+    return (
         "workload.model=mnist_cnn",
         "workload.model_options.dropout=0.0",
         "workload.data=synthetic",
@@ -31,6 +27,15 @@ def train_weights(folder: Path, *changes: str) -> dict[str, torch.Tensor]:
         "train.epochs=1",
         "local.strategy=sequential",
     )
+
+
+def train_weights(folder: Path, *changes: str) -> dict[str, torch.Tensor]:
+    """Train as `paceline train --set CHANGE ...` does, in real processes; the last weights.
+
+    The base is five updates of mnist_cnn without dropout on made images, the last
+    of them smaller (100 samples in batches of 24).
+    """
+    base = base_changes()
     path = folder / f"run-{next(_numbers)}"
     settings, directory, plan = api.begin(load_config(None, (*base, *changes)), run=path)
     result = api.run_training(api.Start(config=settings, run=directory, plan=plan, silent=True))

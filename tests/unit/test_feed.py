@@ -111,11 +111,11 @@ def test_evaluation_covers_every_sample_once_in_order_unaugmented(workers: int) 
     seen: list[int] = []
     for worker in range(workers):
         source = Numbers(31)
-        batches = evaluation_batches(source, batch_size=4, worker=worker, workers=workers)
+        batches = evaluation_batches(source, batch_size=4, worker=worker, shares=[1.0] * workers)
         seen += [int(i) for b in batches for i in b.targets]
         assert not any(augment for _, _, augment in source.calls)
     assert seen == list(range(31))
 
 
 def test_evaluation_with_fewer_samples_than_workers() -> None:
-    assert list(evaluation_batches(Numbers(2), batch_size=4, worker=5, workers=6)) == []
+    assert list(evaluation_batches(Numbers(2), batch_size=4, worker=5, shares=[1.0] * 6)) == []

@@ -30,6 +30,7 @@ STAGE_EXCEPTIONS = {
     ("launch", "config.environment"): "the only reader of environment variables",
     ("train.parts", "config.environment"): "the only reader of environment variables",
     ("launch.rank", "config"): "a rank reads the run's config.toml itself",
+    ("launch.node", "config"): "a node reads the run's config.toml itself",
     ("measure.race_rank", "config"): "a rank reads the run's config.toml itself",
     ("measure.race", "config"): "writes the config.toml that the ranks of its trials read",
     ("measure.contest", "plan.candidates"): "names candidates as the plan does",

@@ -94,10 +94,10 @@ class Feed:
 
 
 def evaluation_batches(
-    source: Source, *, batch_size: int, worker: int = 0, workers: int = 1
+    source: Source, *, batch_size: int, worker: int = 0, shares: Sequence[float] = (1.0,)
 ) -> Iterator[Batch]:
     """One worker's part of a test set, in order, without augmentation."""
-    sizes = apportion(len(source), [1.0] * workers)
+    sizes = apportion(len(source), shares)
     start = sum(sizes[:worker])
     indices = np.arange(start, start + sizes[worker])
     pieces = [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -11,10 +12,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from paceline import errors
 from paceline.config.environment import (
@@ -25,6 +26,9 @@ from paceline.config.environment import (
 from paceline.errors import WorkerError
 from paceline.run import RunDirectory
 from paceline.schema import NodePlan, RankContext
+
+if TYPE_CHECKING:
+    from paceline.local.board import Board
 
 SILENCE_SECONDS = 10.0
 """A rank whose heartbeat is older than this hangs as a whole (stopped, or stuck in a call)."""
@@ -39,6 +43,8 @@ class Ranks:
     """The processes of one node."""
 
     run: RunDirectory
+    first: int = 0
+    """The number of the node's first rank among all ranks."""
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
     signalled: int | None = None
@@ -52,20 +58,30 @@ def run_ranks(
     module: str = "paceline.launch.rank",
     arguments: tuple[str, ...] = (),
     silent: bool = False,
+    context: RankContext | None = None,
+    watch: Callable[[Board], None] | None = None,
 ) -> int:
-    """Run every rank of this node to its end; the first rank's exit code, or an error."""
+    """Run every rank of this node to its end; the first rank's exit code, or an error.
+
+    `context`: the first rank's place, where there are other nodes. `watch` gets the board.
+    """
     from paceline.local.board import Board, anonymous_memory
 
     board_descriptor, arena_descriptor = anonymous_memory("board"), anonymous_memory("arena")
     memory = SharedMemory(
         board=board_descriptor, arena=arena_descriptor, parent=os.getpid(), silent=silent
     )
-    ranks = Ranks(run)
+    context = context or RankContext(world_size=node.ranks)
+    context = dataclasses.replace(context, local_rank=0, local_size=node.ranks)
+    ranks = Ranks(run, context.rank)
     try:
         board = Board(board_descriptor, ranks=node.ranks, rank=0)
+        if watch is not None:
+            watch(board)
         for number in range(node.ranks):
-            (run.rank(number) / "error.json").unlink(missing_ok=True)
-            ranks.processes.append(_start(run, node, number, memory, module, arguments))
+            (run.rank(context.rank + number) / "error.json").unlink(missing_ok=True)
+            place = dataclasses.replace(context, rank=context.rank + number, local_rank=number)
+            ranks.processes.append(_start(run, node, place, memory, (module, *arguments)))
         with _forward_signals(ranks):
             _watch(ranks, board)
         return ranks.processes[0].returncode
@@ -85,23 +101,19 @@ def run_ranks(
 def _start(
     run: RunDirectory,
     node: NodePlan,
-    number: int,
+    context: RankContext,
     memory: SharedMemory,
-    module: str,
-    arguments: tuple[str, ...],
+    program: tuple[str, ...],
 ) -> subprocess.Popen[bytes]:
-    context = RankContext(
-        rank=number, world_size=node.ranks, local_rank=number, local_size=node.ranks
-    )
     environment = (
         os.environ
         | rank_environment(context)
         | shared_memory_environment(memory)
         | {"OMP_NUM_THREADS": str(node.threads), "GLOO_SOCKET_IFNAME": "lo"}
     )
-    quiet = number > 0
+    quiet = not context.is_leader
     return subprocess.Popen(
-        [sys.executable, "-m", module, str(run.path), *arguments],
+        [sys.executable, "-m", program[0], str(run.path), *program[1:]],
         env=environment,
         pass_fds=(memory.board, memory.arena),
         # A session of its own: Ctrl-C reaches the launcher alone, which decides who hears of it.
@@ -118,7 +130,7 @@ def _watch(ranks: Ranks, board: Any) -> None:
         for number, process in enumerate(ranks.processes):
             if process.stdout is not None:
                 os.set_blocking(process.stdout.fileno(), False)
-                selector.register(process.stdout, selectors.EVENT_READ, number)
+                selector.register(process.stdout, selectors.EVENT_READ, ranks.first + number)
         looked = time.monotonic()
         while True:
             for key, _ in selector.select(timeout=0.05):
@@ -146,10 +158,12 @@ def _check_heartbeats(ranks: Ranks, board: Any) -> None:
             continue
         age = board.heartbeat_age(number)
         if age is None and time.monotonic() - ranks.started > START_SECONDS:
-            raise WorkerError(f"rank {number} did not start within {START_SECONDS:.0f} s")
+            raise WorkerError(
+                f"rank {ranks.first + number} did not start within {START_SECONDS:.0f} s"
+            )
         if age is not None and age > SILENCE_SECONDS:
             raise WorkerError(
-                f"rank {number} has not responded for {age:.0f} s (last seen in"
+                f"rank {ranks.first + number} has not responded for {age:.0f} s (last seen in"
                 f" {board.phase(number) or 'start-up'} of update {board.update(number)}):"
                 " it is stopped or hangs; the run was ended"
             )
@@ -172,14 +186,17 @@ def _fail(ranks: Ranks, board: Any) -> None:
         name = signal.Signals(-code).name
         cause = " (often: out of memory)" if -code == signal.SIGKILL else ""
         raise WorkerError(
-            f"rank {number} was killed by {name}{cause} in {board.phase(number) or 'start-up'} of"
-            f" update {board.update(number)}; the run was ended"
+            f"rank {ranks.first + number} was killed by {name}{cause} in"
+            f" {board.phase(number) or 'start-up'} of update {board.update(number)}; the run was ended"
         )
     for number, process in enumerate(ranks.processes):
         # A rank that left no word: what the others say of it is only the consequence.
-        if process.returncode and not (ranks.run.rank(number) / "error.json").exists():
+        if (
+            process.returncode
+            and not (ranks.run.rank(ranks.first + number) / "error.json").exists()
+        ):
             raise WorkerError(
-                f"rank {number} exited with code {process.returncode} in"
+                f"rank {ranks.first + number} exited with code {process.returncode} in"
                 f" {board.phase(number) or 'start-up'} of update {board.update(number)}"
             )
     if reports:
@@ -190,7 +207,7 @@ def _fail(ranks: Ranks, board: Any) -> None:
 def _reports(ranks: Ranks) -> list[dict[str, Any]]:
     reports = []
     for number in range(len(ranks.processes)):
-        path = ranks.run.rank(number) / "error.json"
+        path = ranks.run.rank(ranks.first + number) / "error.json"
         with contextlib.suppress(OSError, json.JSONDecodeError):
             report = json.loads(path.read_text())
             if report["message"] != "another rank failed":

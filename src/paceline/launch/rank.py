@@ -12,14 +12,19 @@ import signal
 import sys
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from paceline.config import load_config
 from paceline.config.environment import rank_context, shared_memory
 from paceline.errors import PacelineError
 from paceline.run import RunDirectory
-from paceline.schema import Plan, RankContext, read_json, write_json
+from paceline.schema import Config, Plan, RankContext, read_json, write_json
+
+if TYPE_CHECKING:
+    from paceline.local.board import Arena, Board
 
 _PR_SET_PDEATHSIG = 1
 
@@ -72,13 +77,12 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def _train(run: RunDirectory, context: RankContext) -> int:
     plan = read_json(Plan, run.plan)
-    from paceline.local.board import Arena, Board
     from paceline.local.cores import divide_cores, pin, visible_cores
-    from paceline.train.loop import Task, train
-    from paceline.train.progress import SilentView, make_view
 
     node = plan.nodes[context.node]
     pin(divide_cores(node.cores or visible_cores(), context.local_size, context.local_rank))
+    from paceline.local.board import Arena, Board
+
     config = load_config(run.config)
     memory = shared_memory()
     board = Board(
@@ -89,18 +93,53 @@ def _train(run: RunDirectory, context: RankContext) -> int:
     )
     board.start_heartbeat()
     try:
+        rank = Rank(
+            config=config, plan=plan, run=run, context=context, board=board, silent=memory.silent
+        )
+        return train_rank(rank, Arena(memory.arena, board))
+    finally:
+        board.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """One rank that is about to train."""
+
+    config: Config
+    plan: Plan
+    run: RunDirectory
+    context: RankContext
+    board: Board
+    silent: bool = False
+
+
+def train_rank(rank: Rank, arena: Arena | None = None) -> int:
+    """Train one rank's part, on the network if it leads one of several nodes; its exit code."""
+    from paceline.exchange.network import open_network
+    from paceline.train.assemble import Task
+    from paceline.train.loop import train
+    from paceline.train.progress import SilentView, make_view
+
+    context, network = rank.context, None
+    if context.nodes > 1 and context.is_leader:
+        rank.board.enter("joining the other hosts")
+        hosts = [node.host for node in rank.plan.nodes]
+        network = open_network(context, hosts, deadline=rank.config.train.deadline)
+    try:
         task = Task(
-            config=config,
-            plan=plan,
-            run=run,
+            config=rank.config,
+            plan=rank.plan,
+            run=rank.run,
             context=context,
-            board=board,
-            arena=Arena(memory.arena, board),
-            view=make_view(silent=memory.silent) if context.is_first else SilentView(),
+            board=rank.board,
+            arena=arena,
+            network=network,
+            view=make_view(silent=rank.silent) if context.is_first else SilentView(),
         )
         return train(task).exit_code
     finally:
-        board.close()
+        if network is not None:
+            network.close()
 
 
 if __name__ == "__main__":

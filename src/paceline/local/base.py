@@ -14,6 +14,7 @@ from torch import nn
 from paceline.schema import NodePlan, RankContext
 
 if TYPE_CHECKING:
+    from paceline.exchange.base import Exchange
     from paceline.local.board import Arena, Board
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -49,6 +50,11 @@ class Job:
     """Shared by the ranks of a node; None when there is only one."""
     arena: Arena | None = None
     """Where ranks of a node share weights and gradients; None when there is only one."""
+    exchange: Exchange | None = None
+    """How this node agrees with others, on its leader; None when there is only one node."""
+    nodes: int = 1
+    first_worker: int = 0
+    """The number of this node's first worker among the workers of all nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +128,9 @@ class LocalStrategy(ABC):
 
     def prepare_evaluation(self) -> None:  # noqa: B027 - one copy of the model needs none
         """Make `model` whole and the same on every rank; every rank of the node calls it."""
+
+    def spread_buffers(self) -> None:  # noqa: B027 - one copy of the model needs none
+        """Give the node's other ranks the leader's buffers; every rank of the node calls it."""
 
     def close(self) -> None:  # noqa: B027 - most strategies hold nothing
         """Give back what is held outside this process."""
@@ -200,7 +209,7 @@ def gradients(
     if count == 0:  # fewer samples than workers: this one has nothing to add
         return StepResult(loss_sum=0.0, correct=0, samples=0)
     if worker is not None:
-        seed_step(job.seed, step, worker)
+        seed_step(job.seed, step, job.first_worker + worker)
     inputs, targets = layout(job, inputs), targets.to(job.device)
     with autocast(job):
         outputs = full_precision(model(inputs))

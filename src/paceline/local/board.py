@@ -120,6 +120,10 @@ class Board:
         if not self._header[0]:
             self._header[0] = int(self._rows[:, 1].max()) + 2
 
+    def stop_at(self, update: int) -> None:
+        """Make all ranks stop at an update that was agreed on elsewhere."""
+        self._header[0] = update
+
     def should_stop(self, updates_done: int) -> bool:
         """True when this rank has reached the update at which all stop."""
         return bool(self._header[0]) and updates_done >= int(self._header[0])

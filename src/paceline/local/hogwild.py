@@ -47,5 +47,8 @@ class Hogwild(WorkerPerRank, WholeOptimizer):
         self._shared.board.barrier("hogwild")
         self._shared.share_buffers(lambda name: 0)
 
+    def spread_buffers(self) -> None:
+        self._shared.share_buffers(lambda name: 0)
+
     def load_weights(self, tensors: dict[str, torch.Tensor]) -> None:
         self._shared.load(tensors)

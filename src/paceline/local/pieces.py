@@ -71,6 +71,14 @@ class PieceUpdate:
         self.optimizer = job.build_optimizer(self._weights) if self._weights else None
         self._others = [rank for rank in self.group if rank != self.board.rank]
         self._published: set[str] = set()
+        # What the leader exchanges: in the order of the model, as nodes with one rank do.
+        self._exchanged = [
+            (shared.place(shared.weights, name), name)
+            for name, parameter in shared.parameters.items()
+            if parameter.requires_grad and job.exchange is not None
+        ]
+        if job.exchange is not None:
+            job.exchange.attach([weight for weight, _ in self._exchanged])
 
     def _slice(self, flat: torch.Tensor, piece: Piece) -> torch.Tensor:
         return self.shared.place(flat, piece.name)[piece.start : piece.end]
@@ -108,12 +116,38 @@ class PieceUpdate:
         self.board.barrier("gradients", self.group)
         for weight, piece in zip(self._weights, self._own, strict=True):
             weight.grad = self._summed(piece)
+        if self.job.nodes > 1:
+            self._agree_with_other_nodes()
         self._clip()
         if self.optimizer is not None:
             self.optimizer.step()
         for name in self.names:
             self.shared.parameters[name].grad = None
         self.board.barrier("weights")
+        if self.job.nodes > 1:
+            if self.job.exchange is not None:
+                self.job.exchange.after_update()
+            self.board.barrier("weights of all nodes")
+
+    def _agree_with_other_nodes(self) -> None:
+        """Sum over nodes what the node has summed: one rank per node is on the network.
+
+        The node's sum is put together in the first rank's region: each slice of it was published
+        for the rank that now overwrites it, and is read by no other.
+        """
+        region = self.shared.gradients(0)
+        for weight, piece in zip(self._weights, self._own, strict=True):
+            assert weight.grad is not None
+            self._slice(region, piece).copy_(weight.grad)
+        self.board.barrier("node's gradients")
+        if self.job.exchange is not None:
+            self.board.enter("exchanging gradients")
+            for weight, name in self._exchanged:
+                weight.grad = self.shared.place(region, name)
+            self.job.exchange.finish()
+        self.board.barrier("exchange")
+        for weight, piece in zip(self._weights, self._own, strict=True):
+            weight.grad = self._slice(region, piece)
 
     def _summed(self, piece: Piece) -> torch.Tensor:
         parameter = self.shared.parameters[piece.name]

@@ -168,7 +168,8 @@ class Hybrid(LocalStrategy):
         self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
     ) -> StepResult:
         count, place = len(targets), self._place
-        seed_step(self.job.seed, step, self.worker * place.stages + place.stage)
+        worker = self.job.first_worker + self.worker
+        seed_step(self.job.seed, step, worker * place.stages + place.stage)
         self._total, self._loss_sum, self._correct = total, 0.0, 0
         if count > 0:
             arguments = (layout(self.job, inputs),) if place.is_first else ()
@@ -221,6 +222,9 @@ class Hybrid(LocalStrategy):
 
     def load_optimizer_state(self, state: OptimizerState) -> None:
         self._pieces.load_state(state)
+
+    def spread_buffers(self) -> None:
+        self._shared.share_buffers(lambda name: 0)
 
     def load_weights(self, tensors: dict[str, torch.Tensor]) -> None:
         self._shared.load(tensors)

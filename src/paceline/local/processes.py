@@ -62,5 +62,8 @@ class Processes(WorkerPerRank):
     def load_optimizer_state(self, state: OptimizerState) -> None:
         self._pieces.load_state(state)
 
+    def spread_buffers(self) -> None:
+        self._shared.share_buffers(lambda name: 0)
+
     def load_weights(self, tensors: dict[str, torch.Tensor]) -> None:
         self._shared.load(tensors)

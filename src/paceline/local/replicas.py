@@ -92,7 +92,9 @@ class Replicas(WholeOptimizer):
     ) -> StepResult:
         for index, layer in enumerate(replica.modules()):
             if isinstance(layer, ThreadDropout):
-                layer.generator.manual_seed(step_seed(self.job.seed + index, step, number))
+                layer.generator.manual_seed(
+                    step_seed(self.job.seed + index, step, self.job.first_worker * 64 + number)
+                )
         return gradients(self.job, replica, inputs, targets, total, step, worker=None)
 
     @torch.no_grad()

@@ -21,6 +21,8 @@ class Threads(WholeOptimizer):
         set_threads(job.node.threads)
         self._model = prepare_model(job)
         self._forward: nn.Module = torch.compile(self._model) if job.compile else self._model  # type: ignore[assignment]
+        if job.exchange is not None:
+            self._forward = job.exchange.wrap(self._forward)
         self._optimize(self._model)
 
     def update(

@@ -19,12 +19,18 @@ class WholeOptimizer(LocalStrategy):
         """Make the optimizer of the parameters that are trained."""
         self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         self._optimizer = self.job.build_optimizer([p for _, p in self._named])
+        if self.job.exchange is not None:
+            self.job.exchange.attach([p for _, p in self._named])
 
     def _apply(self) -> None:
-        """Clip, update, forget the gradients."""
-        clip_gradients((p for _, p in self._named), self.job.clip_norm)
-        self._optimizer.step()
+        """Agree with the other nodes, clip, update, forget the gradients."""
+        exchange = self.job.exchange
+        if exchange is None or exchange.finish():
+            clip_gradients((p for _, p in self._named), self.job.clip_norm)
+            self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        if exchange is not None:
+            exchange.after_update()
 
     def scale_rate(self, factor: float) -> None:
         scale_rate(self._optimizer, factor)

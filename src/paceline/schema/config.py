@@ -210,10 +210,36 @@ class LocalSettings:
 class ExchangeSettings:
     """How machines agree on the weights."""
 
-    kind: Literal["auto", "allreduce"] = "auto"
-    """How nodes agree; more kinds arrive with the engines that join machines."""
-    partition: Literal["auto", "none"] = "auto"
-    """Which layers are split over nodes."""
+    kind: Literal[
+        "auto", "allreduce", "ring", "reduce_broadcast", "parameter_server", "averaging"
+    ] = "auto"
+    """How nodes agree; "auto" takes allreduce."""
+    partition: Literal["auto", "none", "manual"] = "auto"
+    """Which linear layers are split over nodes: chosen from bytes, none, or those in `layers`."""
+    layers: tuple[str, ...] = ()
+    """With partition = "manual": names of the linear layers that are split by feature."""
+    bucket_mb: float = rule(default=8.0, minimum=0.001)
+    """Megabytes of gradient that leave together."""
+    compression: Literal["none", "bf16", "powersgd"] = "none"
+    """Fewer bytes for allreduce, with error feedback; changes results."""
+    rank: int = rule(default=2, minimum=1)
+    """With compression = "powersgd": rank of the approximation."""
+    mode: Literal["sync", "async"] = "sync"
+    """For parameter_server: wait for all workers (Sandblaster), or for none (Downpour)."""
+    servers: int = rule(default=1, minimum=1)
+    """For parameter_server: how many nodes serve instead of computing."""
+    backup: int = rule(default=0, minimum=0)
+    """For parameter_server with mode = "sync": how many workers are not waited for."""
+    every: int = rule(default=1, minimum=1)
+    """Updates between two averages (averaging), or between push and pull (async)."""
+    max_staleness: int | None = rule(default=None, minimum=0)
+    """For async: a worker further ahead of the slowest than this waits."""
+    correct_staleness: bool = False
+    """For async: divide a late gradient's rate by its staleness."""
+    groups: int | None = rule(default=None, minimum=1)
+    """For async: worker groups, synchronous inside; each worker alone when left out."""
+    rebalance: bool = True
+    """Change shares between epochs when the measured speeds of nodes drift."""
 
 
 @dataclass(frozen=True, kw_only=True)

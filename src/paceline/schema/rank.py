@@ -23,6 +23,13 @@ class RankContext:
     """Where the first rank listens."""
     port: int = 0
     backend: str = "gloo"
+    has_store: bool = False
+    """Whoever started the ranks listens there already (torchrun)."""
+
+    @property
+    def is_leader(self) -> bool:
+        """True on the rank of each node that talks to the other nodes."""
+        return self.local_rank == 0
 
     @property
     def is_first(self) -> bool:

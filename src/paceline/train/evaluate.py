@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,9 +22,10 @@ class Score:
     top5: float
 
 
-def evaluate(strategy: LocalStrategy, job: Job, source: Source, team: Team) -> Score:
+def evaluate(
+    strategy: LocalStrategy, job: Job, source: Source, team: Team, shares: Sequence[float]
+) -> Score:
     """Score the current weights on `source`; every rank calls it and gets the same answer."""
-    strategy.prepare_evaluation()
     model = strategy.model
     loss_sum = 0.0
     correct = top5 = samples = 0
@@ -33,7 +35,7 @@ def evaluate(strategy: LocalStrategy, job: Job, source: Source, team: Team) -> S
             source,
             batch_size=max(32, min(job.batch_size, 256)),
             worker=team.context.rank,
-            workers=team.context.world_size,
+            shares=shares,
         )
         for batch in batches:
             targets = batch.targets.to(job.device)

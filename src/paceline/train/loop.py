@@ -11,40 +11,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline import local
-from paceline.data.feed import Batch, Feed
-from paceline.data.sampler import GlobalSampler
+from paceline.data.feed import Batch
 from paceline.errors import DivergedError, RunDirectoryError, StorageError
-from paceline.local.base import Job, LocalStrategy
-from paceline.local.board import Arena, Board
+from paceline.exchange.network import Traffic
 from paceline.local.memory import keep_freed_memory
 from paceline.observe.metrics import MetricsFile, Tally
-from paceline.run import RunDirectory
-from paceline.schema import Config, Plan, RankContext, write_json
+from paceline.schema import write_json
+from paceline.train.assemble import Task, loss_total, make_feed, make_job
 from paceline.train.checkpoint import Checkpoints, Position, TrainState
-from paceline.train.device import choose_device, use_deterministic
+from paceline.train.device import use_deterministic
 from paceline.train.evaluate import Score, evaluate
 from paceline.train.optimizers import batch_factor, schedule_factor
-from paceline.train.parts import Given, Parts, make_parts
-from paceline.train.progress import SilentView, View
+from paceline.train.parts import Parts, make_parts
+from paceline.train.shares import describe_shares, rebalanced, worker_shares
 from paceline.train.signals import StopSignals
 from paceline.train.team import Team
 
 EXPLODED = 1000.0
 """A loss this many times the first one is not training any more."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """One rank's part of one run."""
-
-    config: Config
-    plan: Plan
-    run: RunDirectory
-    context: RankContext = dataclasses.field(default_factory=RankContext)
-    given: Given | None = None
-    board: Board | None = None
-    arena: Arena | None = None
-    view: View = dataclasses.field(default_factory=SilentView)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,52 +55,9 @@ def train(task: Task) -> Outcome:
     finally:
         task.view.close()
         trainer.strategy.close()
+        if trainer.job.exchange is not None:
+            trainer.job.exchange.close()
         parts.dataset.close()
-
-
-def make_job(task: Task, parts: Parts) -> Job:
-    """What the local strategy of this rank's node needs."""
-    config, plan = task.config, task.plan
-    return Job(
-        build_model=parts.build_model,
-        loss=parts.loss,
-        build_optimizer=parts.build_optimizer,
-        elementwise=parts.elementwise,
-        node=plan.nodes[task.context.node],
-        context=task.context,
-        precision=plan.precision,
-        memory_format=plan.memory_format,
-        compile=plan.compile,
-        device=choose_device(config.train.device, task.context.local_rank),
-        clip_norm=config.optimizer.clip_norm,
-        seed=config.seed,
-        sample_shape=parts.dataset.sample_shape,
-        batch_size=min(plan.batch_size, len(parts.dataset.train)),
-        board=task.board,
-        arena=task.arena,
-    )
-
-
-def make_feed(task: Task, parts: Parts, strategy: LocalStrategy) -> Feed:
-    """This rank's way through the training data: its node's share, divided among its workers."""
-    shares: list[float] = []
-    first = 0
-    for number, node in enumerate(task.plan.nodes):
-        if number == task.context.node:
-            first = len(shares)
-        shares += [node.share / node.workers] * node.workers
-    return Feed(
-        source=parts.dataset.train,
-        sampler=GlobalSampler(
-            samples=len(parts.dataset.train),
-            batch_size=task.plan.batch_size,
-            seed=task.config.seed,
-        ),
-        shares=shares,
-        worker=first + strategy.worker,
-        augment=task.config.data.augment,
-        reads_inputs=strategy.reads_inputs,
-    )
 
 
 class Trainer:
@@ -124,10 +65,11 @@ class Trainer:
 
     def __init__(self, task: Task, parts: Parts, *, started: float) -> None:
         self.task, self.config, self.view = task, task.config, task.view
-        self.team = Team(task.context, task.board)
+        self.team = Team(task.context, task.board, task.network)
         self.job = make_job(task, parts)
         self.dataset = parts.dataset
         self.strategy = local.build(self.job)
+        self.shares = [node.share for node in task.plan.nodes]
         self.feed = make_feed(task, parts, self.strategy)
         self.checkpoints = Checkpoints(task.run.checkpoints, self.config.train.keep)
         self.metrics = MetricsFile(task.run.metrics)
@@ -193,7 +135,8 @@ class Trainer:
         update = self.position.update
         self.team.enter("update", update)
         self.strategy.scale_rate(self.rate_factor)
-        result = self.strategy.update(batch.inputs, batch.targets, batch.total, update)
+        total = loss_total(self.task.plan, batch, self.shares, self.task.context.node)
+        result = self.strategy.update(batch.inputs, batch.targets, total, update)
         self.tally.add(loss_sum=result.loss_sum, correct=result.correct, samples=result.samples)
         self.tally.read_seconds += batch.wait_seconds
         loss = result.loss_sum / result.samples if result.samples else None
@@ -229,7 +172,9 @@ class Trainer:
         score = None
         if last or epoch % self.config.train.evaluate_every == 0:
             self.team.enter("evaluate", self.position.update)
-            score = evaluate(self.strategy, self.job, self.dataset.test, self.team)
+            self.prepare_evaluation()
+            shares = worker_shares(self.task.plan, self.shares, by_rank=True)
+            score = evaluate(self.strategy, self.job, self.dataset.test, self.team, shares)
         line = {
             "epoch": epoch,
             "train_loss": loss_sum / samples,
@@ -244,11 +189,45 @@ class Trainer:
             "update_seconds_median": self.tally.update_median,
             "bytes_sent": 0,
         }
+        if self.task.context.nodes > 1:
+            line |= self.balance()
         improved = self.note_score(score)
         self.write_metrics(line)
         self.position = dataclasses.replace(self.position, epoch=epoch, step=0)
         self.tally = Tally()
         self.save(best=improved)
+
+    def balance(self) -> dict[str, Any]:
+        """What the epoch cost between nodes; shares follow the speeds that were measured."""
+        traffic = self.task.network.traffic.take() if self.task.network is not None else Traffic()
+        leads = self.task.network is not None
+        busy = self.team.sum_by_node(
+            max(1e-9, self.tally.seconds - traffic.waited) if leads else 0.0, "speeds"
+        )
+        samples = self.team.sum_by_node(float(self.tally.samples), "speeds")
+        sent, waited = self.team.sum([float(traffic.bytes_sent), traffic.waited], "traffic")
+        line = {
+            "bytes_sent": int(sent),
+            "exchange_wait_seconds": waited / self.task.context.nodes,
+            "shares": [round(share / sum(self.shares), 4) for share in self.shares],
+        }
+        if self.config.exchange.rebalance:
+            speeds = [count / time for count, time in zip(samples, busy, strict=True)]
+            changed = rebalanced(self.shares, speeds)
+            if changed is not None:
+                self.shares = changed
+                self.feed = dataclasses.replace(
+                    self.feed, shares=worker_shares(self.task.plan, changed)
+                )
+                self.view.say(describe_shares(self.task.plan, changed))
+        return line
+
+    def prepare_evaluation(self) -> None:
+        """The same weights and buffers on every rank of every node."""
+        self.strategy.prepare_evaluation()
+        if self.task.context.nodes > 1:
+            self.team.share_buffers(self.strategy.model)
+            self.strategy.spread_buffers()
 
     def note_score(self, score: Score | None) -> bool:
         """True when this is the best accuracy so far."""
@@ -287,7 +266,7 @@ class Trainer:
     def save(self, *, best: bool = False) -> None:
         """Write a checkpoint; a failure is said and costs no older one."""
         self.team.enter("checkpoint", self.position.update)
-        self.strategy.prepare_evaluation()
+        self.prepare_evaluation()
         optimizer = self.strategy.optimizer_state()
         tally = self.tally.saved()
         sums = self.team.sum([tally["loss_sum"], tally["correct"], tally["samples"]], "checkpoint")
@@ -341,6 +320,7 @@ class Trainer:
 
     def finish(self, *, open_seconds: float) -> Outcome:
         """The summary of the run, written to run.json."""
+        self.team.close()
         lines = self.metrics.lines
         last = lines[-1] if lines else {}
         summary: dict[str, Any] = {

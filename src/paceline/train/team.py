@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
 
 from paceline.local.board import Board
 from paceline.schema import RankContext
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    from paceline.exchange.network import Network, Pending
+
 
 class Team:
-    """All ranks of a run, seen from one of them."""
+    """All ranks of a run, seen from one of them.
 
-    def __init__(self, context: RankContext, board: Board | None) -> None:
+    Inside a node ranks agree through the board, and the leaders of nodes over the network.
+    """
+
+    def __init__(
+        self, context: RankContext, board: Board | None, network: Network | None = None
+    ) -> None:
         self.context = context
         self.board = board
-        self._stop = False
+        self.network = network
+        self._requested = False
+        self._flag: tuple[torch.Tensor, Pending] | None = None
+        self._stop_at: int | None = None
 
     @property
     def is_first(self) -> bool:
@@ -24,26 +40,72 @@ class Team:
         """Say where this rank is."""
         if self.board is not None:
             self.board.enter(phase, update)
+        if self.network is not None:
+            self.network.place = f"{phase} {update}"
 
     def sum(self, values: Sequence[float], name: str) -> list[float]:
         """Element by element over all ranks."""
+        total = list(values) if self.board is None else self.board.sum(values, name)
+        if self.context.nodes == 1:
+            return total
+        if self.network is not None:
+            total = self.network.total(total, name)
         if self.board is None:
-            return list(values)
-        return self.board.sum(values, name)
+            return total
+        return self.board.sum(total if self.context.is_leader else [0.0] * len(total), name)
+
+    def sum_by_node(self, value: float, name: str) -> list[float]:
+        """One number per node: the sum over its ranks."""
+        mine = [0.0] * self.context.nodes
+        mine[self.context.node] = value
+        return self.sum(mine, name)
 
     def barrier(self, name: str) -> None:
         """Wait for all ranks."""
-        if self.board is not None:
+        if self.context.nodes > 1:
+            self.sum([0.0], name)
+        elif self.board is not None:
             self.board.barrier(name)
+
+    def share_buffers(self, model: nn.Module) -> None:
+        """Give the leaders of all nodes the first node's buffers (running statistics)."""
+        if self.network is not None:
+            for buffer in model.buffers():
+                self.network.broadcast(buffer, 0, "the buffers")
 
     def request_stop(self) -> None:
         """Called from a signal handler: stop soon, all at the same update."""
-        self._stop = True
-        if self.board is not None:
+        self._requested = True
+        if self.board is not None and self.context.nodes == 1:
             self.board.request_stop()
 
     def should_stop(self, updates_done: int) -> bool:
-        """True when all ranks stop after this update."""
+        """True when all ranks stop after this update; all ranks ask after every update."""
+        if self.context.nodes > 1:
+            return self._should_stop_together(updates_done)
         if self.board is not None:
             return self.board.should_stop(updates_done)
-        return self._stop
+        return self._requested
+
+    def _should_stop_together(self, updates_done: int) -> bool:
+        """The wish to stop travels while the next update is computed."""
+        if self.network is not None and self._stop_at is None:
+            if self._flag is not None:
+                flag, pending = self._flag
+                pending.wait()
+                if float(flag[0]) > 0:
+                    # Other ranks of this node may be an update ahead of the leader.
+                    self._stop_at = updates_done + 2
+                    if self.board is not None:
+                        self.board.stop_at(self._stop_at)
+            flag = torch.tensor([float(self._requested)])
+            self._flag = (flag, self.network.sum(flag, "the wish to stop"))
+        if self.board is not None:
+            return self.board.should_stop(updates_done)
+        return self._stop_at is not None and updates_done >= self._stop_at
+
+    def close(self) -> None:
+        """Wait for what is still under way."""
+        if self._flag is not None:
+            self._flag[1].wait()
+            self._flag = None

@@ -17,9 +17,9 @@ This module imports neither torch nor MPI, so that it costs nothing to ask for.
 from __future__ import annotations
 
 import importlib.util
-from typing import Literal
+from typing import Any, Literal
 
-__all__ = ["BACKEND_NAME", "mpi_missing", "register_mpi"]
+__all__ = ["BACKEND_NAME", "mpi_missing", "open_group", "register_mpi"]
 
 BACKEND_NAME = "mpi4py"
 
@@ -52,3 +52,13 @@ def register_mpi(
     from paceline.backends.mpi.registration import register
 
     register(name, transport)
+
+
+def open_group(rank: int, size: int, seconds: float) -> Any:
+    """A process group of all MPI ranks, made directly: torch keeps its default group.
+
+    `rank` is this process's number in the group, whatever mpiexec numbered it.
+    """
+    from paceline.backends.mpi.registration import open_world
+
+    return open_world(rank, size, seconds)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 from paceline.backends.mpi import mpi_missing
 from paceline.errors import UnsupportedError, UserError, unknown_name
 
-__all__ = ["register"]
+__all__ = ["open_world", "register"]
 
 # Names of Open MPI's settings are not in capitals.
 _OPEN_MPI_CARRIERS = "OMPI_MCA_btl"
@@ -19,6 +21,7 @@ _OPEN_MPI_CARRIERS = "OMPI_MCA_btl"
 # rank it waits for: on a busy machine a 4 MB all-reduce took 40 ms, and 5 ms when the spinning rank
 # yields (docs/decisions/0003-mpi-backend.md).
 _YIELD_WHEN_IDLE = {"OMPI_MCA_mpi_yield_when_idle": "1", "MPIR_CVAR_POLLS_BEFORE_YIELD": "10"}
+_DIRECT = "paceline-nodes"
 _TRANSPORTS = ("auto", "node", "network")
 _registered: dict[str, str] = {}
 _worlds: dict[str, Any] = {}
@@ -47,6 +50,20 @@ def register(name: str, transport: str) -> None:
             devices=["cpu", "cuda"],
         )
     _registered[name] = transport
+
+
+def open_world(rank: int, size: int, seconds: float) -> Any:
+    """See `paceline.backends.mpi.open_group`."""
+    _load_mpi()
+    _registered.setdefault(_DIRECT, "auto")
+    options = SimpleNamespace(
+        timeout=datetime.timedelta(seconds=seconds),
+        group_id="nodes",
+        group_rank=rank,
+        group_size=size,
+        global_ranks_in_group=[],
+    )
+    return _create(options, _DIRECT)
 
 
 def _load_mpi() -> None:

@@ -1,0 +1,99 @@
+"""What every exchange is: one way for nodes to agree on the weights.
+
+A local strategy computes the gradient of its node's samples; the exchange makes
+it everyone's. The parts are weighted with their samples over all samples of the
+global batch already, so that their sum is the gradient of the mean.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from paceline.exchange.buckets import Buckets, Waitable
+from paceline.exchange.network import Network
+from paceline.schema import ExchangeSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What an exchange is built from on one node's leader."""
+
+    network: Network
+    options: ExchangeSettings
+    shares: tuple[float, ...] = ()
+    """Every node's share of the global batch."""
+    overlap: bool = True
+    """The gradients appear one by one while the leader itself computes (one rank per node)."""
+
+
+class Exchange(ABC):
+    """One node's part of the agreement between nodes."""
+
+    name: ClassVar[str]
+    synchronous: ClassVar[bool] = True
+    """Every node has the same weights after every update, those of one process."""
+    own_loss: ClassVar[bool] = False
+    """The loss is the mean over the node's own samples, not over the global batch."""
+    summary: ClassVar[str] = ""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting, self.network = setting, setting.network
+        self._weights: list[torch.Tensor] = []
+
+    def attach(self, weights: Sequence[torch.Tensor]) -> None:
+        """The weights that are trained together, in the same order on every node."""
+        self._weights = list(weights)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """What the forward pass runs through."""
+        return model
+
+    @abstractmethod
+    def finish(self) -> bool:
+        """After the backward pass: agree on `.grad` of the attached weights, in place.
+
+        A weight without a gradient counts as zero. True: the gradients are everyone's now and the
+        optimizer is to apply them. False: the weights have been updated already.
+        """
+
+    def after_update(self) -> None:  # noqa: B027 - most exchange gradients, not weights
+        """After the optimizer's step."""
+
+    def optimizer_state(self) -> dict[str, Any] | None:
+        """Where the exchange itself holds the optimizer's state: that; else None."""
+        return None
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing
+        """Give back what is held outside the network."""
+
+
+class Summing(Exchange):
+    """An exchange that adds up gradients, bucket by bucket, under the backward pass."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._buckets: Buckets | None = None
+
+    @abstractmethod
+    def sum(self, flat: torch.Tensor, number: int) -> Waitable:
+        """Begin to add up bucket `number`, a contiguous vector, over all nodes, in place."""
+
+    def attach(self, weights: Sequence[torch.Tensor]) -> None:
+        super().attach(weights)
+        self._buckets = Buckets(
+            self._weights,
+            self.sum,
+            capacity=int(self.setting.options.bucket_mb * 2**20),
+            overlap=self.setting.overlap,
+        )
+
+    def finish(self) -> bool:
+        assert self._buckets is not None
+        self._buckets.finish()
+        return True

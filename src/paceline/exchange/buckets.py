@@ -1,0 +1,143 @@
+"""Gradients gathered into buckets that leave while the backward pass still runs.
+
+The buckets are filled from the last parameter to the first, as the backward
+pass fills them, and always leave in the same order, so that every node starts
+the same operations in the same order. A large gradient is a bucket by itself
+and is not copied. A parameter without a gradient on this node (it took no part,
+or the node has no samples) counts as zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from paceline.local.shared import memory_view
+
+
+class Waitable(Protocol):
+    """An operation that can be waited for."""
+
+    def wait(self) -> None: ...
+
+
+class Ended:
+    """An operation that has ended already."""
+
+    def wait(self) -> None:
+        """Nothing is left to wait for."""
+
+
+class Bucket:
+    """Some weights whose gradients travel together."""
+
+    def __init__(self, weights: list[torch.Tensor]) -> None:
+        self.weights = weights
+        self.missing = len(weights)
+        self.pending: Waitable | None = None
+        self.flat: torch.Tensor | None = None
+        self._room = (
+            torch.empty(sum(w.numel() for w in weights), dtype=weights[0].dtype)
+            if len(weights) > 1
+            else None
+        )
+
+    def pack(self) -> torch.Tensor:
+        """The gradients as one vector."""
+        if self._room is None:
+            weight = self.weights[0]
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+            return memory_view(weight.grad, weight)
+        at = 0
+        for weight in self.weights:
+            place = self._room[at : at + weight.numel()]
+            if weight.grad is None:
+                place.zero_()
+            else:
+                place.copy_(memory_view(weight.grad, weight))
+            at += weight.numel()
+        return self._room
+
+    def unpack(self) -> None:
+        """The summed vector back into the gradients."""
+        assert self.flat is not None
+        at = 0
+        for weight in self.weights:
+            part = self.flat[at : at + weight.numel()]
+            if weight.grad is None:
+                weight.grad = torch.empty_like(weight)
+            view = memory_view(weight.grad, weight)
+            if view.data_ptr() != part.data_ptr():
+                if view.data_ptr() == weight.grad.data_ptr():
+                    view.copy_(part)
+                else:  # the gradient lies in another order than the weight
+                    ordered = torch.empty_like(weight)
+                    memory_view(ordered, weight).copy_(part)
+                    weight.grad = ordered
+            at += weight.numel()
+        self.flat, self.pending, self.missing = None, None, len(self.weights)
+
+
+class Buckets:
+    """All weights of a model, divided into buckets."""
+
+    def __init__(
+        self,
+        weights: Sequence[torch.Tensor],
+        start: Callable[[torch.Tensor, int], Waitable],
+        *,
+        capacity: int,
+        overlap: bool = True,
+    ) -> None:
+        self._start = start
+        self._buckets = [Bucket(members) for members in _divide(weights, capacity)]
+        self._next = 0
+        if overlap:
+            for bucket in self._buckets:
+                for weight in bucket.weights:
+                    parameter: Any = weight
+                    parameter.register_post_accumulate_grad_hook(
+                        lambda _, bucket=bucket: self._arrived(bucket)
+                    )
+
+    def _arrived(self, bucket: Bucket) -> None:
+        bucket.missing -= 1
+        while self._next < len(self._buckets) and self._buckets[self._next].missing <= 0:
+            self._leave()
+
+    @torch.no_grad()
+    def _leave(self) -> None:
+        bucket = self._buckets[self._next]
+        bucket.flat = bucket.pack()
+        bucket.pending = self._start(bucket.flat, self._next)
+        self._next += 1
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Send what has not left yet, wait for all, and put the sums into the gradients."""
+        while self._next < len(self._buckets):
+            self._leave()
+        for bucket in self._buckets:
+            assert bucket.pending is not None
+            bucket.pending.wait()
+            bucket.unpack()
+        self._next = 0
+
+
+def _divide(weights: Sequence[torch.Tensor], capacity: int) -> list[list[torch.Tensor]]:
+    """Weights from the last to the first, in groups of at most `capacity` bytes and one type."""
+    groups: list[list[torch.Tensor]] = []
+    room = 0
+    for weight in reversed(list(weights)):
+        size = weight.nbytes
+        fits = groups and size <= room and groups[-1][0].dtype == weight.dtype
+        if fits:
+            groups[-1].append(weight)
+            room -= size
+        else:
+            groups.append([weight])
+            room = capacity - size
+    return groups

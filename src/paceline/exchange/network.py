@@ -1,0 +1,267 @@
+"""The network between nodes, seen from one node's leader: messages and sums, counted.
+
+Every exchange talks through `Network`, so that all are counted alike and a
+failure names the host, the operation and the update. The group underneath is
+Gloo's or MPI's own object, made directly and not as torch's default group: the
+ranks inside a node may have a default group of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from paceline.errors import DeadlineError, WorkerError
+from paceline.schema import RankContext
+
+_LOST = ("onnection", "eset by peer", "roken pipe", "ocket", "nreachable")
+
+
+@dataclass
+class Traffic:
+    """What one node has sent and received, and what time went into it."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    messages_sent: int = 0
+    messages_received: int = 0
+    seconds: float = 0.0
+    """From the start of each operation to its end, hidden under computing or not."""
+    waited: float = 0.0
+    """Of those, what the computation stood still for."""
+
+    @property
+    def hidden(self) -> float:
+        """Seconds of communication that computing did not wait for."""
+        return max(0.0, self.seconds - self.waited)
+
+    def take(self) -> Traffic:
+        """What was counted so far; counting begins anew."""
+        taken = Traffic(**{f.name: getattr(self, f.name) for f in fields(self)})
+        for field in fields(self):
+            setattr(self, field.name, type(getattr(self, field.name))(0))
+        return taken
+
+
+class Pending:
+    """An operation under way."""
+
+    def __init__(self, network: Network, operation: str, work: Any, keep: object = None) -> None:
+        self._network, self._operation, self._work = network, operation, work
+        self._keep = keep  # tensors must live until the operation has ended
+        self._started = time.perf_counter()
+
+    def wait(self) -> None:
+        """Return when it has ended; raise what went wrong, in the user's words."""
+        with self._network.explaining(self._operation):
+            before = time.perf_counter()
+            self._work.wait()
+            now = time.perf_counter()
+        traffic = self._network.traffic
+        traffic.waited += now - before
+        # When an operation ended that nobody waited for is not known: until now at the latest.
+        traffic.seconds += now - self._started
+        self._keep = None
+
+
+class Network:
+    """The leaders of all nodes."""
+
+    def __init__(self, group: Any, hosts: Sequence[str], *, backend: str) -> None:
+        self.group = group
+        self.hosts = list(hosts)
+        self.backend = backend
+        self.rank: int = group.rank()
+        self.size: int = group.size()
+        self.traffic = Traffic()
+        self.place = "start-up"
+        """What the run is doing, for messages: "update 12"."""
+        self._lock = threading.Lock()
+
+    # --- messages -------------------------------------------------------------
+
+    def send(self, tensor: torch.Tensor, peer: int, tag: int = 0) -> Pending:
+        """Begin to send to one node."""
+        self.count(sent=tensor.nbytes)
+        with self.explaining(f"a message to {self.hosts[peer]}"):
+            work = self.group.send([tensor], peer, tag)
+        return Pending(self, f"a message to {self.hosts[peer]}", work, tensor)
+
+    def receive(self, tensor: torch.Tensor, peer: int, tag: int = 0) -> Pending:
+        """Begin to receive from one node."""
+        self.count(received=tensor.nbytes)
+        with self.explaining(f"a message from {self.hosts[peer]}"):
+            work = self.group.recv([tensor], peer, tag)
+        return Pending(self, f"a message from {self.hosts[peer]}", work, tensor)
+
+    # --- all together ---------------------------------------------------------
+
+    def sum(self, tensor: torch.Tensor, name: str = "a sum") -> Pending:
+        """Begin to add up a contiguous tensor over all nodes, in place.
+
+        Counted as the ring that libraries use: 2 (N-1)/N of the bytes each way.
+        """
+        moved = 2 * (self.size - 1) * tensor.nbytes // self.size
+        self.count(sent=moved, received=moved, messages=2 * (self.size - 1))
+        with self.explaining(name):
+            work = self.group.allreduce([tensor], dist.AllreduceOptions())
+        return Pending(self, name, work, tensor)
+
+    def reduce(self, tensor: torch.Tensor, root: int = 0, name: str = "a sum at one node") -> None:
+        """Add up a tensor over all nodes at `root`."""
+        if self.rank == root:
+            self.count(received=tensor.nbytes * (self.size - 1), messages=self.size - 1)
+        else:
+            self.count(sent=tensor.nbytes)
+        options = dist.ReduceOptions()
+        options.rootRank = root
+        with self.explaining(name):
+            Pending(self, name, self.group.reduce([tensor], options), tensor).wait()
+
+    def broadcast(self, tensor: torch.Tensor, root: int = 0, name: str = "a broadcast") -> None:
+        """Give every node `root`'s tensor."""
+        if self.rank == root:
+            self.count(sent=tensor.nbytes * (self.size - 1), messages=self.size - 1)
+        else:
+            self.count(received=tensor.nbytes)
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        with self.explaining(name):
+            Pending(self, name, self.group.broadcast([tensor], options), tensor).wait()
+
+    def all_to_all(
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        received_sizes: Sequence[int],
+        sent_sizes: Sequence[int],
+        name: str = "an exchange of activations",
+    ) -> Pending:
+        """Begin to send each node its part of the first dimension of `sent`; sizes may differ."""
+        own = self.rank
+        width = sent.nbytes // max(1, sum(sent_sizes))
+        self.count(
+            sent=(sum(sent_sizes) - sent_sizes[own]) * width,
+            received=(sum(received_sizes) - received_sizes[own]) * width,
+            messages=self.size - 1,
+        )
+        with self.explaining(name):
+            work = self.group.alltoall_base(
+                received, sent, list(received_sizes), list(sent_sizes), dist.AllToAllOptions()
+            )
+        return Pending(self, name, work, (received, sent))
+
+    def barrier(self, name: str = "a barrier") -> None:
+        """Wait for all nodes."""
+        self.total([0.0], name)
+
+    def total(self, values: Sequence[float], name: str) -> list[float]:
+        """A few numbers, added up over all nodes, the same everywhere to the last bit."""
+        mine = torch.zeros(self.size, len(values), dtype=torch.float64)
+        mine[self.rank] = torch.tensor(list(values), dtype=torch.float64)
+        # Every row has one node's values and zeros: whatever order a library adds in, the rows are
+        # exact, and their sum is then taken in the same order on every node.
+        self.sum(mine, name).wait()
+        return [float(value) for value in mine.sum(dim=0)]
+
+    # --- counting and failing -------------------------------------------------
+
+    def count(self, *, sent: int = 0, received: int = 0, messages: int = 1) -> None:
+        """Add to the traffic; exchanges of several threads count together."""
+        with self._lock:
+            self.traffic.bytes_sent += sent
+            self.traffic.bytes_received += received
+            self.traffic.messages_sent += messages if sent else 0
+            self.traffic.messages_received += messages if received else 0
+
+    @contextlib.contextmanager
+    def explaining(self, operation: str) -> Iterator[None]:
+        """Turn what a library raises into who, where and what."""
+        try:
+            yield
+        except RuntimeError as error:
+            text = str(error)
+            who = f"rank {self.rank} on {self.hosts[self.rank]}"
+            if "imed out" in text or "imeout" in text:
+                raise DeadlineError(
+                    f"{who} waited too long in {operation} of {self.place}: another host hangs,"
+                    " is cut off, or is far slower; raise train.deadline if it only needs time"
+                ) from error
+            if any(part in text for part in _LOST):
+                raise WorkerError(
+                    f"{who} lost another host in {operation} of {self.place}: {_short(text)}"
+                ) from error
+            raise
+
+    def close(self) -> None:
+        """Leave the network."""
+        if self.backend == "mpi4py":
+            self.group.shutdown()
+        self.group = None
+
+
+def _short(text: str) -> str:
+    """The part of a library's message that says something: without its file names."""
+    return text.strip().splitlines()[0].rpartition("] ")[2][:200]
+
+
+def open_network(context: RankContext, hosts: Sequence[str], *, deadline: float) -> Network:
+    """Join the leaders of all nodes; every leader calls it.
+
+    The leader of the first node listens at `context.address:context.port`.
+    """
+    if context.backend == "mpi4py":
+        from paceline.backends.mpi import open_group
+
+        return Network(
+            open_group(context.node, context.nodes, deadline), hosts, backend=context.backend
+        )
+    timeout = datetime.timedelta(seconds=deadline)
+    store = open_store(context, deadline=deadline)
+    group = gloo_group(PrefixStore("nodes", store), context, timeout)
+    network = Network(group, hosts, backend=context.backend)
+    network.store = store  # type: ignore[attr-defined]
+    return network
+
+
+def open_store(context: RankContext, *, deadline: float) -> TCPStore:
+    """The place where leaders find each other."""
+    return TCPStore(
+        context.address,
+        context.port,
+        None,
+        is_master=context.node == 0 and not context.has_store,
+        timeout=datetime.timedelta(seconds=max(deadline, 30.0)),
+        wait_for_workers=False,
+    )
+
+
+def gloo_group(
+    store: Any, context: RankContext, timeout: datetime.timedelta, members: tuple[int, int] = (0, 0)
+) -> Any:
+    """Gloo on the interface by which this host reaches the first node.
+
+    `members`: this member's number and how many there are, where they are not all nodes.
+    """
+    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timeout
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address(context))]
+    rank, size = members if members[1] else (context.node, context.nodes)
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def own_address(context: RankContext) -> str:
+    """This host's address on the network that the first node listens on."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((context.address, context.port or 1))  # sends nothing
+        return str(probe.getsockname()[0])

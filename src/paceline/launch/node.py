@@ -1,0 +1,71 @@
+"""One node's part of a run that spans several: in this process, or in ranks of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from paceline.config import load_config
+from paceline.launch.rank import Rank, record_failure, train_rank
+from paceline.run import RunDirectory
+from paceline.schema import Plan, RankContext, read_json
+
+if TYPE_CHECKING:
+    from paceline.local.board import Board
+
+
+def node_context(plan: Plan, context: RankContext) -> RankContext:
+    """The place of a node's first rank among the ranks of all nodes."""
+    node = plan.nodes[context.node]
+    return dataclasses.replace(
+        context,
+        rank=sum(earlier.ranks for earlier in plan.nodes[: context.node]),
+        world_size=sum(every.ranks for every in plan.nodes),
+        local_rank=0,
+        local_size=node.ranks,
+        nodes=len(plan.nodes),
+    )
+
+
+def run_node(
+    run: RunDirectory,
+    context: RankContext,
+    *,
+    silent: bool = False,
+    watch: Callable[[Board], None] | None = None,
+) -> int:
+    """Train node `context.node` of the run's plan to its end; the exit code of its first rank.
+
+    `watch` gets the board on which the node's ranks say what they are doing.
+    """
+    plan = read_json(Plan, run.plan)
+    context = node_context(plan, context)
+    node = plan.nodes[context.node]
+    if node.ranks > 1:
+        from paceline.launch.local import run_ranks
+
+        return run_ranks(run, node, silent=silent, context=context, watch=watch)
+    from paceline.local.cores import pin
+
+    if node.cores:
+        pin(node.cores)
+    from paceline.local.board import Board, anonymous_memory
+
+    config = load_config(run.config)
+    descriptor = anonymous_memory("board")
+    board = Board(descriptor, ranks=1, rank=0, deadline=config.train.deadline)
+    os.close(descriptor)
+    if watch is not None:
+        watch(board)
+    board.start_heartbeat()
+    try:
+        return train_rank(
+            Rank(config=config, plan=plan, run=run, context=context, board=board, silent=silent)
+        )
+    except BaseException as error:
+        record_failure(run, context, error)
+        raise
+    finally:
+        board.close()

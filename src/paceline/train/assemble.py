@@ -1,0 +1,127 @@
+"""From a plan to what one rank trains with: job, exchange, feed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline import exchange
+from paceline.data.feed import Batch, Feed
+from paceline.data.sampler import GlobalSampler, apportion
+from paceline.errors import UnsupportedError
+from paceline.exchange.base import Exchange, Setting
+from paceline.exchange.network import Network
+from paceline.local.base import Job, LocalStrategy
+from paceline.local.board import Arena, Board
+from paceline.run import RunDirectory
+from paceline.schema import Config, Plan, RankContext
+from paceline.train.device import choose_device
+from paceline.train.parts import Given, Parts
+from paceline.train.progress import SilentView, View
+from paceline.train.shares import worker_shares
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One rank's part of one run."""
+
+    config: Config
+    plan: Plan
+    run: RunDirectory
+    context: RankContext = dataclasses.field(default_factory=RankContext)
+    given: Given | None = None
+    board: Board | None = None
+    arena: Arena | None = None
+    network: Network | None = None
+    """The other nodes, on a node's leader; None when there is only one node."""
+    view: View = dataclasses.field(default_factory=SilentView)
+
+
+def make_job(task: Task, parts: Parts) -> Job:
+    """What the local strategy of this rank's node needs."""
+    config, plan = task.config, task.plan
+    node = plan.nodes[task.context.node]
+    if task.context.nodes > 1 and node.sync == "ddp":
+        raise UnsupportedError(
+            "local.sync = 'ddp' sums inside one node only: use local.sync = 'shared' with several"
+            " hosts, or give a host as many slots as it should have processes"
+        )
+    if task.context.nodes > 1 and node.strategy == "hogwild":
+        raise UnsupportedError(
+            "local.strategy = 'hogwild' has no gradient to exchange with other hosts: use another"
+        )
+    return Job(
+        build_model=parts.build_model,
+        loss=parts.loss,
+        build_optimizer=parts.build_optimizer,
+        elementwise=parts.elementwise,
+        node=node,
+        context=task.context,
+        precision=plan.precision,
+        memory_format=plan.memory_format,
+        compile=plan.compile,
+        device=choose_device(config.train.device, task.context.local_rank),
+        clip_norm=config.optimizer.clip_norm,
+        seed=config.seed,
+        sample_shape=parts.dataset.sample_shape,
+        batch_size=_node_batch(task, len(parts.dataset.train)),
+        board=task.board,
+        arena=task.arena,
+        exchange=make_exchange(task),
+        nodes=task.context.nodes,
+        first_worker=first_worker(plan, task.context.node),
+    )
+
+
+def make_exchange(task: Task) -> Exchange | None:
+    """How this node agrees with the others; None with one node, and on ranks that do not lead."""
+    if task.network is None:
+        return None
+    plan = task.plan
+    return exchange.build(
+        plan.exchange,
+        Setting(
+            network=task.network,
+            options=task.config.exchange,
+            shares=tuple(node.share for node in plan.nodes),
+            overlap=plan.nodes[task.context.node].ranks == 1,
+        ),
+    )
+
+
+def _node_batch(task: Task, samples: int) -> int:
+    """Samples of a global batch that this rank's node takes, at the plan's shares."""
+    whole = min(task.plan.batch_size, samples)
+    return max(1, apportion(whole, [node.share for node in task.plan.nodes])[task.context.node])
+
+
+def first_worker(plan: Plan, node: int) -> int:
+    """The number of a node's first worker among the workers of all nodes."""
+    return sum(earlier.workers for earlier in plan.nodes[:node])
+
+
+def make_feed(task: Task, parts: Parts, strategy: LocalStrategy) -> Feed:
+    """This rank's way through the training data: its node's share, divided among its workers."""
+    return Feed(
+        source=parts.dataset.train,
+        sampler=GlobalSampler(
+            samples=len(parts.dataset.train),
+            batch_size=task.plan.batch_size,
+            seed=task.config.seed,
+        ),
+        shares=worker_shares(task.plan, [node.share for node in task.plan.nodes]),
+        worker=first_worker(task.plan, task.context.node) + strategy.worker,
+        augment=task.config.data.augment,
+        reads_inputs=strategy.reads_inputs,
+    )
+
+
+def loss_total(plan: Plan, batch: Batch, shares: Sequence[float], node: int) -> int:
+    """How many samples the loss of a part of `batch` is divided by."""
+    if len(plan.nodes) == 1 or not exchange.exchange_class(plan.exchange).own_loss:
+        return batch.total
+    # As the sampler divides it: first among all workers, whose parts then add up by node.
+    parts = apportion(batch.total, worker_shares(plan, list(shares)))
+    first = first_worker(plan, node)
+    return sum(parts[first : first + plan.nodes[node].workers])

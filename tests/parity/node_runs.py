@@ -1,0 +1,131 @@
+"""Whole runs over several nodes, each a real process with its own place in the plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from runs import base_changes
+from safetensors.torch import load_file
+
+from paceline import api
+from paceline.config import dump_config, load_config
+from paceline.config.environment import rank_environment
+from paceline.schema import NodePlan, Plan, RankContext, write_json
+
+_NODE = """
+import sys
+from pathlib import Path
+from paceline.config.environment import rank_context
+from paceline.launch.node import run_node
+from paceline.run import RunDirectory
+sys.exit(run_node(RunDirectory(Path(sys.argv[1])), rank_context(), silent=True))
+"""
+
+
+def free_port() -> int:
+    """A port that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def train_nodes(
+    folder: Path,
+    nodes: list[NodePlan],
+    *changes: str,
+    exchange: str = "allreduce",
+    backend: str = "gloo",
+    timeout: float = 90.0,
+) -> dict[str, torch.Tensor]:
+    """Train over `nodes` (loopback stands for the network); the last weights and optimizer state.
+
+    Entries of the optimizer are named "weight|entry".
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config = api.resolve(load_config(None, (*base_changes(), *changes)))
+    plan = Plan(
+        nodes=tuple(dataclasses.replace(node, host=f"host-{n}") for n, node in enumerate(nodes)),
+        exchange=exchange,
+        batch_size=config.workload.global_batch(1),
+    )
+    (folder / "config.toml").write_text(dump_config(config))
+    write_json(folder / "plan.json", plan)
+    port = free_port()
+    if backend == "mpi4py":
+        _run_mpi(folder, len(nodes), port, timeout)
+    else:
+        _run_plain(folder, len(nodes), port, timeout)
+    return state(folder)
+
+
+def state(folder: Path) -> dict[str, torch.Tensor]:
+    """Weights, and the optimizer's state under "weight|entry", of a run's last checkpoint."""
+    latest = folder / "checkpoints" / "latest"
+    return load_file(latest / "model.safetensors") | load_file(latest / "optimizer.safetensors")
+
+
+def _environment(node: int, nodes: int, port: int, backend: str) -> dict[str, str]:
+    context = RankContext(node=node, nodes=nodes, port=port, backend=backend)
+    return (
+        os.environ
+        | rank_environment(context)
+        | {
+            "OMP_NUM_THREADS": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        }
+    )
+
+
+def _run_plain(folder: Path, nodes: int, port: int, timeout: float) -> None:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _NODE, str(folder)],
+            env=_environment(node, nodes, port, "gloo"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for node in range(nodes)
+    ]
+    try:
+        outputs = [process.communicate(timeout=timeout)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    for node, (process, output) in enumerate(zip(processes, outputs, strict=True)):
+        assert process.returncode == 0, f"node {node}:\n{output}"
+
+
+def _run_mpi(folder: Path, nodes: int, port: int, timeout: float) -> None:
+    place = (
+        "import os;"
+        "os.environ['PACELINE_NODE']=os.environ.get('OMPI_COMM_WORLD_RANK')"
+        " or os.environ['PMI_RANK'];"
+    )
+    done = subprocess.run(
+        [*_mpiexec(nodes), sys.executable, "-c", place + _NODE, str(folder)],
+        env=_environment(0, nodes, port, "mpi4py"),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _mpiexec(size: int) -> list[str]:
+    program = Path(sys.executable).parent / "mpiexec"
+    return [str(program), "-n", str(size), "--oversubscribe", "--bind-to", "none"]
+
+
+def metrics(folder: Path) -> list[dict[str, object]]:
+    """The lines of metrics.jsonl."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
