@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from paceline.schema import NodePlan
@@ -54,3 +55,31 @@ def estimate_mb(footprint: Footprint, node: NodePlan, *, batch_size: int, precis
         + kept
         + 2.0 * footprint.batch_mb
     )
+
+
+def spread_mb(
+    footprint: Footprint,
+    node: NodePlan,
+    *,
+    samples: int,
+    precision: str = "fp32",
+    held: float = 1.0,
+    server_part: float = 0.0,
+    bucket_mb: float = 25.0,
+) -> float:
+    """Peak memory of a node that trains together with others, in MB.
+
+    estimate_mb with `held` of the weights and `samples` of the batch
+    + two buckets on their way, at most the held weights
+    + server_part x weights x (2 + optimizer slots)
+
+    `held` is the part of the weights that the node has (less than 1 with a feature
+    partition or a pipeline over nodes), `server_part` what a parameter server beside the
+    worker holds: weights, a gradient being summed, and the optimizer's numbers.
+    """
+    weights = footprint.parameter_mb * held
+    here = dataclasses.replace(footprint, parameter_mb=weights)
+    own = estimate_mb(here, node, batch_size=samples, precision=precision)
+    buffers = min(2 * bucket_mb, weights)
+    server = server_part * footprint.parameter_mb * (2.0 + footprint.optimizer_slots)
+    return own + buffers + server

@@ -1,0 +1,153 @@
+"""How long bytes take between nodes: latency, bandwidth, and what a measured curve says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from paceline.errors import ConfigError
+from paceline.schema.machines import ANY_HOST, AllReduceCurve, Figure, Level, Link, Machines
+
+MESSAGE_SECONDS = 18e-6
+"""Software time per message where none was measured: half an all-reduce of 1 KB between two
+ranks of one machine over MPI, whose wire is memory (0.037 ms, docs/backends.md)."""
+GOODPUT = (0.745, 0.83, 0.941)
+"""Part of a described rate that training gets: slowest and fastest all-reduce of 16 MB seen in the
+lab at 1 Gbit/s (180 and 161 ms, docs/backends.md), and what Ethernet, IP and TCP leave of 1538
+bytes (1448)."""
+Rounds = Literal["direct", "ring"]
+
+
+@dataclass(frozen=True)
+class Wire:
+    """A link as the formulas see it; all nodes of a team are joined by equal ones."""
+
+    latency: float
+    """Seconds one way."""
+    bandwidth: float
+    """Bytes per second one way, alone."""
+    both: float
+    """Bytes per second each way while both are used, as collectives do."""
+    message: float = MESSAGE_SECONDS
+    """Seconds of software per message."""
+    cpu_per_byte: float = 0.0
+    """Core seconds per byte sent that cannot be hidden, because computing needs the cores too."""
+
+    def faster(self, factor: float) -> Wire:
+        """The same wire with `factor` times the bandwidth."""
+        return replace(self, bandwidth=factor * self.bandwidth, both=factor * self.both)
+
+
+def wire(link: Link, level: Level = "median") -> Wire:
+    """A link at one level; `low` is the slow wire: low rates, high latency."""
+    opposite: dict[Level, Level] = {"low": "high", "high": "low", "median": "median"}
+    ways = [link.forward.at(level)] + ([link.backward.at(level)] if link.backward else [])
+    one_way = min(ways)
+    both = link.both.at(level) if link.both else one_way
+    if one_way <= 0 or both <= 0:
+        raise ConfigError(
+            f"the link {link.first} - {link.second} has a rate of 0: measure it again"
+        )
+    return Wire(
+        latency=link.latency.at(opposite[level]), bandwidth=one_way, both=min(both, one_way)
+    )
+
+
+def described_link(bits_per_second: float, latency: float) -> Link:
+    """A link that someone described: its rate less what protocols take, as an interval."""
+    low, median, high = (part * bits_per_second / 8 for part in GOODPUT)
+    how = f"described as {bits_per_second / 1e6:g} Mbit/s, less protocols and software"
+    return Link(
+        latency=Figure(median=latency, low=latency, high=latency, samples=0, how="described"),
+        forward=Figure(median=median, low=low, high=high, samples=0, how=how),
+    )
+
+
+def slowest_wire(machines: Machines, names: Sequence[str], level: Level = "median") -> Wire:
+    """The wire that a team of hosts can count on: the worst of the links between them.
+
+    A collective ends when its slowest link has carried its part, so the largest latency
+    and the smallest rates hold for all. A link whose ends are `*` stands for any pair
+    that has none of its own. An all-reduce curve of just these hosts replaces the rates.
+    """
+    known = {frozenset((link.first, link.second)): wire(link, level) for link in machines.links}
+    default = known.get(frozenset((ANY_HOST,)))
+    found = []
+    for place, first in enumerate(names):
+        for second in names[place + 1 :]:
+            one = known.get(frozenset((first, second)), default)
+            if one is None:
+                raise ConfigError(
+                    f"machines.json has no link between {first!r} and {second!r}: measure them"
+                    " together, or describe the link"
+                )
+            found.append(one)
+    if not found:
+        return Wire(latency=0.0, bandwidth=math.inf, both=math.inf, message=0.0)
+    worst = Wire(
+        latency=max(one.latency for one in found),
+        bandwidth=min(one.bandwidth for one in found),
+        both=min(one.both for one in found),
+    )
+    curve = next((c for c in machines.curves if set(c.hosts) == set(names)), None)
+    return worst if curve is None else fitted(worst, curve, level)
+
+
+def allreduce_seconds(wire: Wire, size: float, nodes: int, rounds: Rounds = "direct") -> float:
+    """Time of an all-reduce of `size` bytes.
+
+        direct   2 a + 2 (N-1) o + 2 (N-1)/N n / B     two steps, N-1 messages each
+        ring     2 (N-1) (a + o) + 2 (N-1)/N n / B     2 (N-1) steps, one message each
+
+    a latency, o software per message, B bytes per second while both ways are used.
+    """
+    if nodes <= 1:
+        return 0.0
+    messages = 2 * (nodes - 1)
+    steps = 2 if rounds == "direct" else messages
+    return steps * wire.latency + messages * wire.message + allreduce_bytes(size, nodes) / wire.both
+
+
+def allreduce_bytes(size: float, nodes: int) -> float:
+    """Bytes that each node sends in an all-reduce, direct or ring: 2 (N-1)/N n."""
+    return 2 * (nodes - 1) / nodes * size if nodes > 1 else 0.0
+
+
+def fitted(start: Wire, curve: AllReduceCurve, level: Level = "median") -> Wire:
+    """The wire whose all-reduce comes nearest to a measured curve.
+
+    The measured time is t(n) = A + n s. Both are fitted by least squares of the relative
+    error, over sums weighted with 1/t^2 (small sizes count as much as large ones):
+
+        s = slope,  B = 2 (N-1)/N / s      A = intercept,  o = (A - 2 a) / (2 (N-1))
+
+    A negative intercept is noise and becomes 0; latencies stay as they were measured.
+    """
+    nodes = len(curve.hosts)
+    times: dict[Level, Level] = {"low": "high", "high": "low", "median": "median"}
+    points = [(p.bytes, p.seconds.at(times[level])) for p in curve.points if p.seconds.median > 0]
+    if nodes < 2 or len(points) < 2:
+        return start
+    weights = [1 / time**2 for _, time in points]
+    total = math.fsum(weights)
+    mean_size = math.fsum(w * n for w, (n, _) in zip(weights, points, strict=True)) / total
+    mean_time = math.fsum(w * t for w, (_, t) in zip(weights, points, strict=True)) / total
+    above = math.fsum(
+        w * (n - mean_size) * (t - mean_time) for w, (n, t) in zip(weights, points, strict=True)
+    )
+    below = math.fsum(w * (n - mean_size) ** 2 for w, (n, _) in zip(weights, points, strict=True))
+    if below <= 0 or above <= 0:
+        return start
+    slope = above / below
+    intercept = max(0.0, mean_time - slope * mean_size)
+    rate = 2 * (nodes - 1) / nodes / slope
+    return replace(
+        start,
+        latency=min(start.latency, intercept / 2),
+        message=max(0.0, intercept - 2 * start.latency) / (2 * (nodes - 1)),
+        both=rate,
+        bandwidth=max(start.bandwidth, rate),
+        cpu_per_byte=curve.cpu_per_byte.at(times[level]) if curve.cpu_per_byte else 0.0,
+    )

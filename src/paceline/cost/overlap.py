@@ -1,0 +1,80 @@
+"""How much of an exchange hides under backward: buckets on one network lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+FIRST_BUCKET = 1024**2
+BUCKET = 25 * 1024**2
+"""Bucket sizes of DistributedDataParallel, in bytes."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that are exchanged together."""
+
+    size: float
+    ready: float
+    """Seconds after backward began at which the last of its gradients is there."""
+
+
+def buckets(
+    backward: Sequence[tuple[float, float]],
+    *,
+    size: float = BUCKET,
+    first: float = FIRST_BUCKET,
+) -> list[Bucket]:
+    """Gradients in the order in which backward gives them, filled into buckets.
+
+    `backward` has (seconds, gradient bytes) per layer, the last layer first. A bucket
+    is closed when it has reached its size; the first one is small so that the network
+    starts early. Its ready time is the sum of the seconds up to its last layer.
+
+    >>> buckets([(1.0, 10), (1.0, 10), (2.0, 10)], size=20, first=10)
+    [Bucket(size=10.0, ready=1.0), Bucket(size=20.0, ready=4.0)]
+    """
+    found: list[Bucket] = []
+    elapsed = filled = 0.0
+    for seconds, gradient in backward:
+        elapsed += seconds
+        filled += gradient
+        if filled >= (size if found else first):
+            found.append(Bucket(filled, elapsed))
+            filled = 0.0
+    if filled:
+        found.append(Bucket(filled, elapsed))
+    return found
+
+
+def lane_end(waiting: Sequence[Bucket], seconds: Callable[[float], float]) -> float:
+    """When one network lane has carried all buckets, in order.
+
+    end_k = max(end_k-1, ready_k) + seconds(size_k)
+    """
+    end = 0.0
+    for bucket in waiting:
+        end = max(end, bucket.ready) + seconds(bucket.size)
+    return end
+
+
+def exposed_seconds(
+    waiting: Sequence[Bucket],
+    backward_seconds: float,
+    seconds: Callable[[float], float],
+    *,
+    cpu_seconds: float = 0.0,
+) -> float:
+    """Communication that does not hide under backward.
+
+        E = max(0, end of the lane - end of backward)        T = sum of all buckets' times
+        exposed = E + (1 - E/T) min(C, T)
+
+    C is the cores' own part of communicating: while it is hidden under backward it
+    slows computing down by as much. E <= exposed <= T.
+    """
+    total = sum(seconds(bucket.size) for bucket in waiting)
+    if total <= 0:
+        return 0.0
+    beyond = min(total, max(0.0, lane_end(waiting, seconds) - backward_seconds))
+    return beyond + (1 - beyond / total) * min(cpu_seconds, total)

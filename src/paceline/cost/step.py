@@ -1,0 +1,271 @@
+"""The time of one update, term by term.
+
+time per step = compute + exposed communication + bubble + waiting for the slowest + data
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.cost.compute import Portion, UpdateCurve, expected_maximum, shares
+from paceline.cost.exchanges import (
+    OVERLAPPING,
+    Exchange,
+    agreement_bytes,
+    agreement_seconds,
+    queueing_rates,
+    server_count,
+)
+from paceline.cost.model import ModelCost
+from paceline.cost.network import Wire
+from paceline.cost.overlap import BUCKET, buckets, exposed_seconds
+from paceline.cost.partition import activation_bytes, activation_seconds, held_part
+from paceline.cost.pipeline import cut, pipeline_seconds, transfer_seconds
+
+
+@dataclass(frozen=True)
+class Member:
+    """`count` equal nodes of a team."""
+
+    curve: UpdateCurve
+    count: int = 1
+    deviation: float = 0.0
+    """Standard deviation of an update, in parts of its time."""
+    feed: float | None = None
+    """Samples per second that reading gives; None: no limit."""
+    cores: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCost:
+    """One update of the global batch; the terms add up to `seconds`."""
+
+    batch: int
+    compute: float
+    """The nodes' mean time of computing."""
+    exposed: float = 0.0
+    """Communication that does not hide under backward."""
+    bubble: float = 0.0
+    waiting: float = 0.0
+    """For the slowest: unequal shares, and chance."""
+    data: float = 0.0
+    communication: float = 0.0
+    """All communication, hidden or not."""
+    bytes_sent: float = 0.0
+    """By the busiest node."""
+    staleness: float = 0.0
+    """Updates that a gradient is behind, on average."""
+    portions: tuple[Portion, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Time per update of the global batch."""
+        return self.compute + self.exposed + self.bubble + self.waiting + self.data
+
+    @property
+    def images_per_second(self) -> float:
+        """Samples per second over all nodes."""
+        return self.batch / self.seconds
+
+
+def step_cost(
+    team: Sequence[Member],
+    wire: Wire,
+    model: ModelCost,
+    exchange: Exchange,
+    batch: int,
+    *,
+    bucket_bytes: float = BUCKET,
+) -> StepCost:
+    """The cost of one update of `batch` samples by a team.
+
+        compute   mean_i t_i(share_i), shares such that all are ready together
+        waiting   max_i t_i - mean_i t_i + z(N) cv max_i t_i      (`expected_maximum`)
+        exposed   by the exchange; see `agreement_seconds` and `exposed_seconds`
+        data      max(0, max_i share_i / feed_i - compute - exposed - waiting): feeding runs ahead
+        bubble    (S-1) x the slowest stage, pipeline only
+
+    Nodes that get no sample stand by, but still take part in the exchange.
+    """
+    nodes = sum(member.count for member in team)
+    if exchange.kind == "pipeline" and nodes > 1:
+        return _pipeline(team, wire, model, exchange, batch)
+    portions = shares([(member.curve, member.count) for member in team], batch)
+    if exchange.asynchronous and nodes > 1:
+        return _asynchronous(team, wire, model, exchange, portions, batch)
+    times = _times(team, model, exchange, portions, batch)
+    mean = sum(p.count * t for p, t in zip(portions, times, strict=True)) / nodes
+    slowest = max(times)
+    chance = expected_maximum(nodes) * max(member.deviation for member in team) * slowest
+    if exchange.kind == "averaging":
+        chance /= math.sqrt(exchange.every)
+    waiting = slowest - mean + chance
+    communication, exposed, sent = _communication(
+        team, wire, model, exchange, nodes, batch, slowest, bucket_bytes
+    )
+    busy = mean + waiting + exposed
+    data = max(0.0, _feeding(team, portions) - busy)
+    return StepCost(
+        batch=batch,
+        compute=mean,
+        exposed=exposed,
+        waiting=waiting,
+        data=data,
+        communication=communication,
+        bytes_sent=sent,
+        portions=tuple(portions),
+    )
+
+
+def _times(
+    team: Sequence[Member],
+    model: ModelCost,
+    exchange: Exchange,
+    portions: Sequence[Portion],
+    batch: int,
+) -> list[float]:
+    """Seconds of computing per portion.
+
+    Split layers cost the same arithmetic whether a node has 1/N of the rows or of the
+    features, but the fixed part of an update, which touches every weight, shrinks to the
+    weights that the node holds.
+    """
+    times = []
+    for portion in portions:
+        curve = team[portion.kind].curve
+        seconds = curve.seconds(portion.samples)
+        if exchange.partition and portion.samples:
+            held = held_part(model, exchange.partition, portion.samples / batch)
+            seconds -= (1 - held) * curve.fixed
+        times.append(seconds)
+    return times
+
+
+def _communication(
+    team: Sequence[Member],
+    wire: Wire,
+    model: ModelCost,
+    exchange: Exchange,
+    nodes: int,
+    batch: int,
+    slowest: float,
+    bucket_bytes: float,
+) -> tuple[float, float, float]:
+    """Seconds of communication, those of them that are exposed, and bytes sent."""
+    if nodes <= 1:
+        return 0.0, 0.0, 0.0
+    size = model.parameter_bytes
+    if exchange.kind not in OVERLAPPING:
+        seconds = agreement_seconds(exchange, wire, size, nodes) / exchange.every
+        return seconds, seconds, agreement_bytes(exchange, size, nodes) / exchange.every
+    modes = exchange.partition or ("batch",) * len(model.layers)
+    fixed = max(member.curve.fixed for member in team)
+    working = max(0.0, slowest - fixed)
+    gradients = [
+        (working * layer.backward, layer.parameter_bytes if mode == "batch" else 0.0)
+        for layer, mode in zip(reversed(model.layers), reversed(modes), strict=True)
+    ]
+
+    def seconds_of(bucket: float) -> float:
+        return agreement_seconds(exchange, wire, bucket, nodes)
+
+    waiting = buckets(gradients, size=bucket_bytes)
+    hideable = sum(seconds_of(bucket.size) for bucket in waiting)
+    moved = agreement_bytes(exchange, sum(bucket.size for bucket in waiting), nodes)
+    cores = min(member.cores for member in team)
+    exposed = exposed_seconds(
+        waiting,
+        working * model.backward_part,
+        seconds_of,
+        cpu_seconds=wire.cpu_per_byte * moved / cores,
+    )
+    blocking = activation_seconds(model, modes, wire, nodes, batch)
+    sent = moved + activation_bytes(model, modes, nodes, batch)
+    return hideable + blocking, exposed + blocking, sent
+
+
+def _feeding(team: Sequence[Member], portions: Sequence[Portion]) -> float:
+    times = [0.0]
+    for portion in portions:
+        feed = team[portion.kind].feed
+        if feed:
+            times.append(portion.samples / feed)
+    return max(times)
+
+
+def _asynchronous(
+    team: Sequence[Member],
+    wire: Wire,
+    model: ModelCost,
+    exchange: Exchange,
+    portions: Sequence[Portion],
+    batch: int,
+) -> StepCost:
+    """Workers that wait for nobody but the servers' links.
+
+        Z_i       t_i + 2 (a + S o), away from the links
+        a link    v / B seconds per update, v a server's bytes per update of one worker
+        images/s  sum_i share_i X_i, the rates X of `queueing_rates` over 2 S links
+
+    A gradient is as many updates behind as there are other workers.
+    """
+    size = model.parameter_bytes
+    active = [portion for portion in portions if portion.samples]
+    workers = sum(portion.count for portion in active)
+    servers = server_count(exchange, workers)
+    off_node = 1.0 if exchange.dedicated else (workers - 1) / workers
+    demand = off_node * size / servers / wire.both
+    times = []
+    for portion in active:
+        member = team[portion.kind]
+        fed = portion.samples / member.feed if member.feed else 0.0
+        times.append(max(member.curve.seconds(portion.samples), fed))
+    rounds = 2 * (wire.latency + servers * wire.message)
+    kinds = [(t + rounds, p.count) for t, p in zip(times, active, strict=True)]
+    rates = queueing_rates(kinds, demand, 2 * servers)
+    images = sum(rate * p.samples for rate, p in zip(rates, active, strict=True))
+    compute = batch / sum(p.count * p.samples / t for p, t in zip(active, times, strict=True))
+    return StepCost(
+        batch=batch,
+        compute=compute,
+        exposed=max(0.0, batch / images - compute),
+        communication=rounds + 2 * servers * demand,
+        bytes_sent=agreement_bytes(exchange, size, workers),
+        staleness=workers - 1.0,
+        portions=tuple(portions),
+    )
+
+
+def _pipeline(
+    team: Sequence[Member], wire: Wire, model: ModelCost, exchange: Exchange, batch: int
+) -> StepCost:
+    """One stage per node, M micro-batches.
+
+    stage s   p_s = part_s t_s(batch) / M + its transfers
+    step      (M + S - 1) max_s p_s
+    compute   sum over micro-batches of the mean stage; waiting: of the slowest above it
+    """
+    curves = [member.curve for member in team for _ in range(member.count)]
+    micro = min(exchange.micro_batches, batch)
+    stages = cut(model, [1 / curve.seconds(batch) for curve in curves])
+    working = [
+        stage.part * curve.seconds(batch) / micro
+        for stage, curve in zip(stages, curves, strict=True)
+    ]
+    moving = [transfer_seconds(wire, stages, s, batch / micro) for s in range(len(stages))]
+    slowest = max(w + m for w, m in zip(working, moving, strict=True))
+    place = max(range(len(stages)), key=lambda s: working[s] + moving[s])
+    mean = sum(working) / len(stages)
+    noise = max(member.deviation for member in team) * expected_maximum(len(stages))
+    total = pipeline_seconds(slowest, len(stages), micro)
+    return StepCost(
+        batch=batch,
+        compute=micro * mean,
+        exposed=micro * moving[place],
+        bubble=total - micro * slowest,
+        waiting=micro * (working[place] - mean) + noise * micro * working[place] / math.sqrt(micro),
+        communication=micro * sum(moving) / 2,
+        bytes_sent=2 * batch * max(stage.boundary_bytes for stage in stages),
+    )

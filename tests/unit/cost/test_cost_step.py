@@ -1,0 +1,257 @@
+"""The time of a step: formulas by hand, and what must always hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from cost_cases import (
+    alexnet_like,
+    exchanges,
+    host,
+    machines,
+    member,
+    models,
+    synchronous,
+    teams,
+    wires,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.cost.compute import update_curve
+from paceline.cost.exchanges import Exchange, agreement_bytes, agreement_seconds, server_bytes
+from paceline.cost.memory import Footprint, spread_mb
+from paceline.cost.model import LayerCost, ModelCost, host_model, model_cost
+from paceline.cost.network import (
+    Wire,
+    allreduce_seconds,
+    described_link,
+    fitted,
+    slowest_wire,
+    wire,
+)
+from paceline.cost.overlap import Bucket, buckets, exposed_seconds, lane_end
+from paceline.cost.partition import activation_bytes, choose_modes, held_part
+from paceline.cost.pipeline import bubble_part, cut
+from paceline.cost.step import Member, step_cost
+from paceline.errors import ConfigError, StrategyError, UnsupportedError
+from paceline.schema import NodePlan
+from paceline.schema.machines import AllReduceCurve, CurvePoint, exactly
+
+GIGABIT = Wire(latency=2e-4, bandwidth=125e6, both=125e6, message=0.0)
+
+
+@given(teams, wires, models, exchanges, st.integers(1, 500), st.floats(1.0, 1e3))
+@settings(max_examples=150, deadline=None)
+def test_more_bandwidth_is_never_slower(
+    team: list[Member], wire: Wire, model: ModelCost, exchange: Exchange, batch: int, times: float
+) -> None:
+    slow = step_cost(team, wire, model, exchange, batch).seconds
+    fast = step_cost(team, wire.faster(times), model, exchange, batch).seconds
+    assert fast <= slow * (1 + 1e-9)
+
+
+@given(teams, wires, models, synchronous, st.integers(1, 500), st.floats(0, 1.0))
+@settings(max_examples=100, deadline=None)
+def test_more_latency_is_never_faster(
+    team: list[Member], wire: Wire, model: ModelCost, exchange: Exchange, batch: int, more: float
+) -> None:
+    far = dataclasses.replace(wire, latency=wire.latency + more)
+    near = step_cost(team, wire, model, exchange, batch).seconds
+    assert step_cost(team, far, model, exchange, batch).seconds >= near * (1 - 1e-9)
+
+
+@given(wires, models, exchanges, st.integers(1, 500))
+@settings(max_examples=60, deadline=None)
+def test_one_node_does_not_communicate(
+    wire: Wire, model: ModelCost, exchange: Exchange, batch: int
+) -> None:
+    curve = update_curve([(16, 0.1), (64, 0.3)])
+    cost = step_cost([member(curve, 1)], wire, model, exchange, batch)
+    assert cost.communication == cost.exposed == cost.bytes_sent == cost.waiting == 0
+    assert cost.seconds == pytest.approx(curve.seconds(batch))
+
+
+@given(teams, wires, models, exchanges, st.integers(1, 500))
+@settings(max_examples=100, deadline=None)
+def test_terms_are_never_negative_and_what_is_exposed_was_communicated(
+    team: list[Member], wire: Wire, model: ModelCost, exchange: Exchange, batch: int
+) -> None:
+    cost = step_cost(team, wire, model, exchange, batch)
+    for term in (cost.compute, cost.exposed, cost.waiting, cost.data, cost.bytes_sent):
+        assert term >= -1e-12
+    if not exchange.asynchronous:
+        assert cost.exposed <= cost.communication * (1 + 1e-9) + 1e-12
+
+
+@given(wires, models, st.integers(2, 64), st.integers(1, 500))
+@settings(max_examples=100, deadline=None)
+def test_a_chosen_partition_never_takes_longer_on_the_wire(
+    wire: Wire, model: ModelCost, nodes: int, batch: int
+) -> None:
+    free = dataclasses.replace(wire, latency=0.0, message=0.0)
+    modes = choose_modes(model, free, nodes, batch)
+    moved = activation_bytes(model, modes, nodes, batch) + agreement_bytes(
+        Exchange(), sum(x.parameter_bytes for x, m in zip(model.layers, modes, strict=True)
+                        if m == "batch"), nodes,
+    )  # fmt: skip
+    assert moved <= agreement_bytes(Exchange(), model.parameter_bytes, nodes) * (1 + 1e-9)
+
+
+def test_alexnet_over_two_nodes_by_hand() -> None:
+    """2 (N-1)/N of all weights against 10 MB of convolutions and the activations of 32."""
+    model = alexnet_like()
+    modes = choose_modes(model, GIGABIT, 2, 32)
+    assert modes == ("batch", "column", "batch", "row", "batch")
+    # gather 36,864 before fc1 and scatter 16,384 after fc2, forward and backward, half each
+    assert activation_bytes(model, modes, 2, 32) == 32 * (36_864 + 16_384)
+    team = [member(update_curve([(16, 0.8), (32, 1.6)]), 2)]
+    plain = step_cost(team, GIGABIT, model, Exchange(), 32)
+    split = step_cost(team, GIGABIT, model, Exchange(partition=modes), 32)
+    assert plain.bytes_sent == pytest.approx(228.05e6)
+    assert split.bytes_sent == pytest.approx(10.05e6 + 1.704e6, rel=1e-3)
+    assert split.seconds < plain.seconds
+    assert held_part(model, modes, 0.5) == pytest.approx((10.05 + 109) / 228.05)
+
+
+def test_exchanges_by_hand() -> None:
+    size, nodes = 100e6, 4
+    ring = 2 * 3 / 4 * size
+    assert agreement_bytes(Exchange(), size, nodes) == ring
+    assert agreement_bytes(Exchange(kind="ring"), size, nodes) == ring
+    assert allreduce_seconds(GIGABIT, size, nodes) == pytest.approx(4e-4 + ring / 125e6)
+    assert allreduce_seconds(GIGABIT, size, nodes, "ring") == pytest.approx(12e-4 + ring / 125e6)
+    tree = Exchange(kind="reduce_broadcast")
+    assert agreement_seconds(tree, GIGABIT, size, nodes) == pytest.approx(4 * (2e-4 + 0.8))
+    apart = Exchange(kind="parameter_server", servers=2, dedicated=True)
+    assert server_bytes(apart, size, 8) == 4 * size
+    assert server_bytes(apart, size, 1) == size
+    beside = Exchange(kind="parameter_server", servers=nodes)
+    assert 2 * server_bytes(beside, size, nodes) == ring
+    rare = Exchange(kind="averaging", every=10)
+    team = [member(update_curve([(64, 1.0)]), nodes)]
+    often = step_cost(team, GIGABIT, alexnet_like(), Exchange(kind="averaging"), 64)
+    seldom = step_cost(team, GIGABIT, alexnet_like(), rare, 64)
+    assert seldom.exposed == pytest.approx(often.exposed / 10)
+
+
+@given(st.integers(2, 2000), st.integers(1, 50))
+def test_server_links_grow_with_workers(workers: int, servers: int) -> None:
+    for dedicated in (True, False):
+        few = Exchange(kind="parameter_server", servers=servers, dedicated=dedicated)
+        assert server_bytes(few, 1.0, workers) <= server_bytes(few, 1.0, workers + 1) + 1e-9
+
+
+def test_buckets_hide_under_backward() -> None:
+    def seconds(size: float) -> float:
+        return size / 10
+
+    waiting = [Bucket(10, 1.0), Bucket(20, 4.0)]
+    assert lane_end(waiting, seconds) == 6.0
+    assert exposed_seconds(waiting, 4.0, seconds) == 2.0
+    assert exposed_seconds(waiting, 9.0, seconds) == 0.0
+    # hidden communication still takes the cores' time
+    assert exposed_seconds(waiting, 9.0, seconds, cpu_seconds=0.5) == 0.5
+    assert exposed_seconds(waiting, 0.0, seconds, cpu_seconds=99) == 3.0
+    assert buckets([(1.0, 0.0)]) == []
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1e8)), max_size=20))
+def test_buckets_lose_nothing(layers: list[tuple[float, float]]) -> None:
+    found = buckets(layers)
+    assert sum(b.size for b in found) == pytest.approx(sum(size for _, size in layers))
+    assert [b.ready for b in found] == sorted(b.ready for b in found)
+
+
+def test_waiting_for_the_slowest_and_for_data() -> None:
+    fast, slow = update_curve([(64, 1.0)]), update_curve([(64, 1e6)])
+    team = [Member(fast, 1), Member(slow, 1)]
+    model = model_cost([LayerCost(parameter_bytes=4.0)])
+    cost = step_cost(team, GIGABIT, model, Exchange(), 64)
+    assert {p.samples for p in cost.portions} == {0, 64}
+    assert cost.waiting == pytest.approx(0.5)  # the mean of 1 s and nothing
+    noisy = step_cost([Member(fast, 8, deviation=0.1)], GIGABIT, model, Exchange(), 64)
+    calm = step_cost([Member(fast, 8)], GIGABIT, model, Exchange(), 64)
+    assert noisy.waiting > calm.waiting
+    starved = step_cost([Member(fast, 2, feed=8.0)], GIGABIT, model, Exchange(), 64)
+    assert starved.seconds == pytest.approx(4.0)
+    assert starved.data == pytest.approx(4.0 - starved.compute - starved.exposed)
+
+
+def test_asynchronous_workers_are_limited_by_the_servers_links() -> None:
+    model = model_cost([LayerCost(parameter_bytes=125e6)])
+    free = Wire(latency=0.0, bandwidth=125e6, both=125e6, message=0.0)
+    curve = update_curve([(1, 1.0)])
+    apart = Exchange(kind="parameter_server", asynchronous=True, dedicated=True)
+    one_each = [step_cost([Member(curve, n)], free, model, apart, n) for n in (2, 30, 4096)]
+    # a cycle is 1 s of computing and 1 s each way, and more where messages meet
+    assert 0.5 < one_each[0].images_per_second < 2 / 3
+    # the server takes one push per second, however many workers there are
+    assert [c.images_per_second for c in one_each[1:]] == pytest.approx([1.0, 1.0], rel=0.02)
+    assert [c.staleness for c in one_each] == [1, 29, 4095]
+
+
+def test_pipeline_over_nodes() -> None:
+    layers = [LayerCost(forward=1, backward=2, output_bytes=1000.0, parameter_bytes=8.0)] * 4
+    model = model_cost(layers)
+    stages = cut(model, [1.0, 1.0])
+    assert [(s.first, s.end) for s in stages] == [(0, 2), (2, 4)]
+    assert [(s.first, s.end) for s in cut(model, [3.0, 1.0])] == [(0, 3), (3, 4)]
+    endless = Wire(latency=0.0, bandwidth=math.inf, both=math.inf, message=0.0)
+    team = [member(update_curve([(64, 1.0)]), 2)]
+    cost = step_cost(team, endless, model, Exchange(kind="pipeline", micro_batches=4), 64)
+    assert cost.compute == pytest.approx(0.5)
+    assert cost.bubble / cost.seconds == pytest.approx(bubble_part(2, 4))
+    with pytest.raises(StrategyError, match="at most 4 nodes"):
+        cut(model, [1.0] * 5)
+
+
+def test_a_wire_from_links_and_curves() -> None:
+    joined = machines(host("a"), host("b"), host("c"), megabits=800)
+    found = slowest_wire(joined, ["a", "b", "c"])
+    assert found.bandwidth == 100e6
+    assert slowest_wire(joined, ["a"]).bandwidth == math.inf
+    true = Wire(latency=1e-4, bandwidth=50e6, both=50e6, message=3e-4)
+    curve = AllReduceCurve(
+        backend="mpi4py",
+        hosts=("a", "b"),
+        points=tuple(
+            CurvePoint(bytes=n, seconds=exactly(allreduce_seconds(true, n, 2)))
+            for n in (1024, 65536, 4 * 2**20, 2**26)
+        ),
+    )
+    seen = fitted(dataclasses.replace(found, latency=1e-4), curve)
+    for size, nodes in ((1000, 2), (1e6, 2), (1e8, 2)):
+        assert allreduce_seconds(seen, size, nodes) == pytest.approx(
+            allreduce_seconds(true, size, nodes), rel=1e-6
+        )
+    known = dataclasses.replace(joined, curves=(curve,))
+    assert slowest_wire(known, ["a", "b"]).both == pytest.approx(50e6)
+    with pytest.raises(ConfigError, match="no link between 'a' and 'b'"):
+        slowest_wire(dataclasses.replace(joined, links=()), ["a", "b"])
+
+
+def test_a_described_link_is_slower_than_its_name() -> None:
+    link = described_link(1e9, 2e-4)
+    assert link.forward.samples == 0
+    slow, usual, fast = (wire(link, level) for level in ("low", "median", "high"))
+    assert slow.bandwidth < usual.bandwidth < fast.bandwidth < 125e6
+
+
+def test_memory_of_a_node_among_others() -> None:
+    footprint = Footprint(parameter_mb=200.0, activation_mb=1.0, optimizer_slots=2)
+    node = NodePlan(strategy="threads", threads=2)
+    whole = spread_mb(footprint, node, samples=32)
+    assert spread_mb(footprint, node, samples=32, held=0.5) == whole - 100 * 4
+    assert spread_mb(footprint, node, samples=16) == whole - 16 * 3
+    assert spread_mb(footprint, node, samples=32, server_part=0.5) == whole + 100 * 4
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="at least 1"):
+        Exchange(kind="averaging", every=0)
+    with pytest.raises(UnsupportedError, match="needs allreduce"):
+        Exchange(kind="ring", partition=("column",))
+    assert host_model(host()).backward_part == pytest.approx(alexnet_like().backward_part)
