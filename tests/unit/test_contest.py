@@ -220,3 +220,16 @@ def test_every_candidate_gets_a_reason_and_the_plan_carries_it() -> None:
     assert (plan.precision, plan.memory_format, plan.batch_size) == ("fp32", "contiguous", BATCH)
     assert plan.predicted["update_seconds"] == pytest.approx(0.1)
     assert {r.option for r in plan.rejected} == {c.name for c in explained if not c.chosen}
+
+
+def test_long_updates_skip_the_options_of_a_structure_that_is_far_behind() -> None:
+    trial = FakeTrial(lambda entry: 9.0 if entry.node.strategy == "pipeline" else 2.0)
+    results = {c.name: c for c in race(trial, NODES)}
+    tried = [name for name in trial.calls if name.startswith("pipeline 2")]
+    assert tried == ["pipeline 2 stages x4"]
+    assert "far behind" in results["pipeline 2 stages x1"].reason
+    short = FakeTrial(lambda entry: 0.09 if entry.node.strategy == "pipeline" else 0.02)
+    race(short, NODES)
+    assert {name for name in short.calls if name.startswith("pipeline 2")} == {
+        f"pipeline 2 stages x{m}" for m in (1, 2, 4, 8)
+    }

@@ -30,7 +30,11 @@ def command(as_json: bool) -> None:
     if announces_amx():
         amx = amx_works()
         if not amx:
-            wrong.append("the processor announces AMX but cannot run it: bf16 uses AVX-512 instead")
+            wrong.append(
+                "the processor announces AMX, but a program that uses it dies"
+                " (often: the hypervisor hides CPUID leaf 1Dh, so that oneDNN configures no tiles):"
+                " bf16 uses AVX-512"
+            )
     if as_json:
         facts = encode(machine) | {"data": found, "amx": amx, "problems": wrong}
         click.echo(json.dumps(facts, indent=2))

@@ -3,8 +3,10 @@
 Pure but for the trial it is given, so that the rules are tested with times made
 up. Three rounds (all of them for everyone when `thorough`):
 
-1. every structure with plain numerics; one that is far behind stops early;
-2. the structures near the front with every other precision and layout;
+1. every structure with plain numerics; one that is far behind stops early, and where updates are
+   long its other options are not tried;
+2. the structures near the front with every other precision and layout (only the best one when
+   the time is up already);
 3. finals: the front runners of each precision again and again, interleaved so
    that noise hits all alike, until their order is clear or the time is up.
 """
@@ -27,6 +29,8 @@ FAR_BEHIND = 1.6
 NEAR = 1.12
 """Finals take those at most this many times slower than the best of their precision."""
 FINALISTS = 4
+LONG_UPDATE = 0.5
+"""Seconds: where updates take longer, options of a structure that is far behind are left out."""
 SAME = 0.02
 """Differences below this are no differences: the simpler candidate is chosen."""
 
@@ -87,7 +91,7 @@ class Contest:
         """All candidates with their times, in the order in which they were thought of."""
         plain, others = numerics[0], numerics[1:]
         for node in nodes:
-            self._attempt(candidate(node, *plain))
+            self._attempt_unless_hopeless(candidate(node, *plain))
         best = self._best_time(lambda entry: True)
         front = [
             node
@@ -98,11 +102,26 @@ class Contest:
                 or self._entries[candidate(node, *plain).name].fastest <= FAR_BEHIND * best
             )
         ]
+        front.sort(key=lambda node: self._entries[candidate(node, *plain).name].fastest)
         for variant in others:
-            for node in front or nodes[:1]:
+            late = self._clock() > self._end and not self._thorough
+            for node in (front[:1] if late else front) or nodes[:1]:
                 self._attempt(candidate(node, *variant))
         self._finals()
         return self._results()
+
+    def _attempt_unless_hopeless(self, entry: Candidate) -> None:
+        """Try a structure, unless it is another option of one that is far behind already."""
+        best = self._best_time(lambda other: True)
+        for other in self._entries.values():
+            node = other.candidate.node
+            same = dataclasses.replace(node, micro_batches=entry.node.micro_batches) == entry.node
+            behind = other.fastest > FAR_BEHIND * best and other.fastest > LONG_UPDATE
+            if same and behind and other.times and not self._thorough:
+                reason = f"not tried: {other.candidate.name} is far behind already"
+                self._entries[entry.name] = _Entry(entry, failed=reason)
+                return
+        self._attempt(entry)
 
     def _attempt(self, entry: Candidate, *, warmup: int = 2, steps: int = 5) -> None:
         record = self._entries.setdefault(entry.name, _Entry(entry))

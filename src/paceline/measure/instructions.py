@@ -1,7 +1,10 @@
 """Instructions that a processor announces and then cannot run.
 
 Some virtual machines announce AMX, the matrix unit that oneDNN prefers for
-bf16, and kill the program that uses it (SIGILL). A crash cannot be caught, so a
+bf16, and kill the program that uses it (SIGILL). Seen on one whose processor could
+run AMX well: its hypervisor reported 1Ch as the highest CPUID leaf, oneDNN found no
+palette in leaf 1Dh, loaded a tile configuration with palette 0 and died at the first
+`tilezero`. A crash cannot be caught, so a
 process of its own tries it once per machine and the answer is kept in the cache;
 where it dies, oneDNN is told to stay below AMX.
 """

@@ -117,7 +117,7 @@ class TrialGround:
         # One slow update may be noise; several in a row, or one very long one, are not.
         seen = len(times) >= 3 or times[0] > LONG_STEP
         behind = give_up is not None and seen and min(times) > give_up
-        tired = sum(times) > 4 * LONG_STEP and len(times) >= 2
+        tired = times[0] > 2 * LONG_STEP or (sum(times) > 4 * LONG_STEP and len(times) >= 2)
         decision = 1.0 if behind or tired else 0.0
         if self.board is None or self.board.ranks == 1:
             return bool(decision)

@@ -6,7 +6,8 @@ from typing import Literal
 
 from paceline.schema import Candidate, NodePlan, Numerics
 
-MICRO_BATCHES = (1, 2, 4, 8)
+MICRO_BATCHES = (4, 1, 2, 8)
+"""The likeliest first: where it is far behind, the others need no trial."""
 MAX_STAGES = 4
 Precision = Literal["fp32", "bf16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
@@ -41,8 +42,8 @@ def structures(
         if replicas > 1:
             plans += [
                 NodePlan(strategy="hybrid", replicas=replicas, stages=stages, micro_batches=m)
-                for m in MICRO_BATCHES[1:]
-                if m * replicas <= batch_size
+                for m in MICRO_BATCHES
+                if m > 1 and m * replicas <= batch_size
             ]
     return plans
 
