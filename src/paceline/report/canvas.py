@@ -1,0 +1,238 @@
+"""Two sheets to draw on with the same few strokes: SVG for paper and the web, PNG for slides.
+
+PNG is drawn with Pillow, which Paceline has anyway, at several times its size and then made
+smaller, so that slanted lines are smooth. docs/decisions/0007 says why not a plotting library.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from PIL import Image, ImageFont
+
+Point = tuple[float, float]
+Anchor = Literal["start", "middle", "end"]
+
+_FONTS = ("DejaVuSans.ttf", "LiberationSans-Regular.ttf", "Arial.ttf")
+_BOLD = ("DejaVuSans-Bold.ttf", "LiberationSans-Bold.ttf", "Arial_Bold.ttf")
+_FAMILY = "'DejaVu Sans', 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
+
+
+class Canvas(Protocol):
+    """What a figure is drawn with; pixels, the origin at the top left."""
+
+    def line(
+        self, points: Sequence[Point], colour: str, width: float, dash: Sequence[float] = ()
+    ) -> None: ...
+
+    def area(self, points: Sequence[Point], colour: str, edge: str = "") -> None: ...
+
+    def text(
+        self,
+        place: Point,
+        words: str,
+        size: float,
+        *,
+        colour: str,
+        anchor: Anchor = "start",
+        bold: bool = False,
+        upright: bool = False,
+    ) -> None: ...
+
+
+@functools.cache
+def font(size: float, bold: bool = False) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """A font of the system, or the one that comes with Pillow (which knows ASCII only)."""
+    from PIL import ImageFont
+
+    for name in _BOLD if bold else _FONTS:
+        try:
+            return ImageFont.truetype(name, size)
+        except OSError:
+            continue
+    return ImageFont.load_default(size)
+
+
+@functools.cache
+def _has_system_font() -> bool:
+    from PIL import ImageFont
+
+    face = font(12.0)
+    return isinstance(face, ImageFont.FreeTypeFont) and face.getname()[0] != "Aileron"
+
+
+def text_width(words: str, size: float, bold: bool = False) -> float:
+    """Pixels that a text is wide."""
+    return float(font(size, bold).getlength(words))
+
+
+class SvgCanvas:
+    """Draws SVG; everything that came from a file is escaped."""
+
+    def __init__(self, width: float, height: float) -> None:
+        self.width, self.height = width, height
+        self._parts: list[str] = []
+
+    def line(
+        self, points: Sequence[Point], colour: str, width: float, dash: Sequence[float] = ()
+    ) -> None:
+        dashes = f' stroke-dasharray="{" ".join(f"{d:g}" for d in dash)}"' if dash else ""
+        self._parts.append(
+            f'<polyline points="{_points(points)}" fill="none" stroke="{colour}"'
+            f' stroke-width="{width:g}" stroke-linejoin="round"{dashes}/>'
+        )
+
+    def area(self, points: Sequence[Point], colour: str, edge: str = "") -> None:
+        stroke = f' stroke="{edge}" stroke-width="0.75"' if edge else ""
+        self._parts.append(f'<polygon points="{_points(points)}" fill="{colour}"{stroke}/>')
+
+    def text(
+        self,
+        place: Point,
+        words: str,
+        size: float,
+        *,
+        colour: str,
+        anchor: Anchor = "start",
+        bold: bool = False,
+        upright: bool = False,
+    ) -> None:
+        x, y = place
+        turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if upright else ""
+        weight = ' font-weight="600"' if bold else ""
+        self._parts.append(
+            f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}" fill="{colour}"'
+            f' text-anchor="{anchor}"{weight}{turn}>{escape(_printable(words))}</text>'
+        )
+
+    def render(self, title: str, description: str = "", *, ground: str = "#ffffff") -> str:
+        """The whole file."""
+        back = f'<rect width="100%" height="100%" fill="{ground}"/>' if ground else ""
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} {self.height:g}"'
+            f' width="{self.width:g}" height="{self.height:g}" role="img"'
+            f' font-family="{_FAMILY}">'
+            f"<title>{escape(_printable(title))}</title>"
+            f"<desc>{escape(_printable(description))}</desc>{back}"
+            + "\n".join(self._parts)
+            + "</svg>\n"
+        )
+
+
+class PngCanvas:
+    """Draws with Pillow, `sharpness` pixels per unit."""
+
+    _SMOOTH = 2
+
+    def __init__(
+        self, width: float, height: float, *, sharpness: int = 2, ground: str = "#ffffff"
+    ) -> None:
+        from PIL import Image, ImageDraw
+
+        self._scale = sharpness * self._SMOOTH
+        self._final = (round(width * sharpness), round(height * sharpness))
+        size = (self._final[0] * self._SMOOTH, self._final[1] * self._SMOOTH)
+        self._image = Image.new("RGB", size, ground)
+        self._draw = ImageDraw.Draw(self._image)
+
+    def line(
+        self, points: Sequence[Point], colour: str, width: float, dash: Sequence[float] = ()
+    ) -> None:
+        pieces = dashes(points, dash) if dash else [list(points)]
+        for piece in pieces:
+            if len(piece) > 1:
+                self._draw.line(
+                    self._pixels(piece), colour, max(1, round(width * self._scale)), joint="curve"
+                )
+
+    def area(self, points: Sequence[Point], colour: str, edge: str = "") -> None:
+        self._draw.polygon(self._pixels(points), fill=colour)
+        if edge:
+            self.line([*points, points[0]], edge, 0.75)
+
+    def text(
+        self,
+        place: Point,
+        words: str,
+        size: float,
+        *,
+        colour: str,
+        anchor: Anchor = "start",
+        bold: bool = False,
+        upright: bool = False,
+    ) -> None:
+        from PIL import Image, ImageDraw
+
+        words = _printable(words)
+        face = font(size * self._scale, bold)
+        if not _has_system_font():
+            words = words.encode("ascii", "replace").decode()
+        x, y = place[0] * self._scale, place[1] * self._scale
+        side = {"start": "l", "middle": "m", "end": "r"}[anchor]
+        if not upright:
+            self._draw.text((x, y), words, fill=colour, font=face, anchor=f"{side}s")
+            return
+        left, top, right, bottom = face.getbbox(words, anchor="ls")
+        sheet = Image.new("L", (math.ceil(right - left) + 2, math.ceil(bottom - top) + 2), 0)
+        ImageDraw.Draw(sheet).text((-left, -top), words, fill=255, font=face, anchor="ls")
+        turned = sheet.rotate(90, expand=True)
+        shift = {"start": turned.height, "middle": turned.height / 2, "end": 0}[anchor]
+        corner = (round(x + top), round(y - shift))
+        self._image.paste(Image.new("RGB", turned.size, colour), corner, turned)
+
+    def render(self) -> bytes:
+        """The whole file."""
+        from PIL import Image
+
+        small: Image.Image = self._image.resize(self._final, Image.Resampling.BOX)
+        output = io.BytesIO()
+        small.save(output, "PNG", optimize=True, dpi=(192, 192))
+        return output.getvalue()
+
+    def _pixels(self, points: Sequence[Point]) -> list[Point]:
+        return [(x * self._scale, y * self._scale) for x, y in points]
+
+
+def dashes(points: Sequence[Point], pattern: Sequence[float]) -> list[list[Point]]:
+    """The strokes of a dashed line: `pattern` has lengths of strokes and gaps in turn.
+
+    >>> dashes([(0, 0), (10, 0)], (4, 2))
+    [[(0, 0), (4.0, 0.0)], [(6.0, 0.0), (10.0, 0.0)]]
+    """
+    if not points:
+        return []
+    strokes: list[list[Point]] = []
+    current: list[Point] = [points[0]]
+    place, left = 0, float(pattern[0])
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
+        length, done = math.hypot(x1 - x0, y1 - y0), 0.0
+        while length - done > left:
+            done += left
+            at = (x0 + (x1 - x0) * done / length, y0 + (y1 - y0) * done / length)
+            if place % 2 == 0:
+                strokes.append([*current, at])
+            current = [at]
+            place += 1
+            left = float(pattern[place % len(pattern)])
+        left -= length - done
+        if place % 2 == 0:
+            current.append((float(x1), float(y1)))
+    if place % 2 == 0 and len(current) > 1:
+        strokes.append(current)
+    return strokes
+
+
+def _points(points: Sequence[Point]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def _printable(words: str) -> str:
+    """Without control characters, which XML does not allow even escaped."""
+    return "".join(c if c.isprintable() else " " for c in words)

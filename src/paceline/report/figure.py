@@ -1,0 +1,126 @@
+"""What a report is made of: sections of text, figures and tables, as frozen data.
+
+A figure says what is shown, not how: `plotly` makes the interactive one of it, `drawing` the
+one for paper, both from the same numbers, so that they cannot disagree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Cell = str | float | int | None
+Format = Literal["plain", "percent"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """One axis; `title` has the unit."""
+
+    title: str
+    kind: Literal["linear", "log", "category"] = "linear"
+    format: Format = "plain"
+    ticks: tuple[float, ...] = ()
+    """Where ticks stand when the values are few and mean something (1, 2, 4 hosts)."""
+    minimum: float | None = None
+    maximum: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One named set of points, bars or blocks."""
+
+    name: str
+    x: tuple[float | str, ...]
+    y: tuple[float | None, ...]
+    look: int = 0
+    """Place in the palette: colour, dash, marker and hatch go together."""
+    shape: Literal["line", "points", "bar", "guide"] = "line"
+    """A guide is a thin line to compare with, such as the ideal."""
+    low: tuple[float | None, ...] = ()
+    high: tuple[float | None, ...] = ()
+    """Ends of the error bars, where there are any."""
+    base: tuple[float, ...] = ()
+    """Where each bar begins, when not at zero: the blocks of a timeline."""
+    labels: tuple[str, ...] = ()
+    """What else hovering over a point says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One figure."""
+
+    key: str
+    """Names its files and its place in the page; unique in a report."""
+    title: str
+    caption: str
+    """What is shown and how it was measured."""
+    x: Axis
+    y: Axis
+    series: tuple[Series, ...]
+    stacked: bool = False
+    horizontal: bool = False
+    """Bars lie: the categories of `x` stand on the vertical axis, the first one on top."""
+    order: tuple[str, ...] = ()
+    """Order of the categories of `x`; that of their appearance when empty."""
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """The categories of `x`, in order."""
+        if self.x.kind != "category" or self.order:
+            return self.order
+        return tuple(dict.fromkeys(str(value) for each in self.series for value in each.x))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """One table; numbers stay numbers, `formats` says how each column is shown."""
+
+    key: str
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    formats: tuple[str, ...] = ()
+    """One format specification per column (",.1f", ".1%", ""); all plain when empty."""
+    strong: int | None = None
+    """The row to point out."""
+    folded: bool = False
+    """Shown only when asked for: a long list of little interest."""
+
+    def shown(self, row: int) -> tuple[str, ...]:
+        """The cells of a row as text."""
+        formats = self.formats or ("",) * len(self.columns)
+        return tuple(show(cell, spec) for cell, spec in zip(self.rows[row], formats, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of the report."""
+
+    key: str
+    title: str
+    text: tuple[str, ...] = ()
+    blocks: tuple[Figure | Table, ...] = ()
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        return tuple(block for block in self.blocks if isinstance(block, Figure))
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        return tuple(block for block in self.blocks if isinstance(block, Table))
+
+
+def show(cell: Cell, spec: str = "") -> str:
+    """A cell as a person reads it: nothing for None, `spec` for numbers.
+
+    >>> show(1234.5, ",.1f"), show(None), show("x", ",.1f"), show(0.5, ".0%")
+    ('1,234.5', '', 'x', '50%')
+    """
+    if cell is None:
+        return ""
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, int | float) and spec:
+        return format(cell, spec)
+    return str(cell)

@@ -1,0 +1,230 @@
+"""Reads a run directory for people to look at: what is missing or damaged is said, not fatal."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import PacelineError, RunDirectoryError
+from paceline.run import RunDirectory
+from paceline.schema import Plan, Race, read_json
+from paceline.schema.events import Session, newest_sessions
+from paceline.schema.ledger import Ledger
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """Everything a report needs to know of a run."""
+
+    path: Path
+    name: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    plan: Plan | None = None
+    race: Race | None = None
+    metrics: tuple[Mapping[str, Any], ...] = ()
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    sessions: tuple[Session, ...] = ()
+    ledger: Ledger | None = None
+    """Made of the events by the observing stage; None where there are none."""
+    problems: tuple[str, ...] = ()
+    """One sentence for each file that could not be read."""
+    when: str = ""
+    """When it began, as far as its files know."""
+
+    def asked(self, key: str) -> Any:
+        """A setting by its dotted key; None where it was left out."""
+        value: Any = self.config
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
+
+    @property
+    def model(self) -> str:
+        return str(self.asked("workload.model") or "")
+
+    @property
+    def data(self) -> str:
+        return str(self.asked("workload.data") or "")
+
+    @property
+    def batch(self) -> int | None:
+        """Samples per update over all machines."""
+        if self.plan is not None:
+            return self.plan.batch_size
+        asked = self.asked("workload.batch_size")
+        return asked if isinstance(asked, int) else None
+
+    @property
+    def hosts(self) -> int:
+        return len(self.plan.nodes) if self.plan is not None else 1
+
+    @property
+    def cores(self) -> int:
+        """Threads that compute, over all hosts, as planned."""
+        if self.plan is None:
+            return 1
+        return sum(node.ranks * node.threads * _copies(node) for node in self.plan.nodes)
+
+    @property
+    def strategy(self) -> str:
+        """The local strategies in use, each named once."""
+        if self.plan is None:
+            return ""
+        return ", ".join(dict.fromkeys(strategy_name(node) for node in self.plan.nodes))
+
+    @property
+    def exchange(self) -> str:
+        """How its nodes agree; nothing for one node."""
+        if self.plan is None or self.hosts < 2:
+            return ""
+        split = self.plan.partition not in ("none", "")
+        return f"{self.plan.exchange}, partition" if split else self.plan.exchange
+
+    @property
+    def speed(self) -> float | None:
+        """Median images per second over the epochs."""
+        return self.number("images_per_second")
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.summary.get("finished"))
+
+    @property
+    def accuracy(self) -> float | None:
+        return self.number("test_accuracy")
+
+    def number(self, key: str) -> float | None:
+        """A finite number of run.json, or the last one of metrics.jsonl."""
+        for line in (self.summary, *reversed(self.metrics)):
+            if (value := finite(line.get(key))) is not None:
+                return value
+        return None
+
+    def column(self, key: str) -> tuple[float | None, ...]:
+        """One value per epoch."""
+        return tuple(finite(line.get(key)) for line in self.metrics)
+
+
+def strategy_name(node: Any) -> str:
+    """A node's strategy with its numbers: "processes 2x1", "threads 2"."""
+    if node.strategy == "sequential":
+        return "sequential"
+    if node.strategy in ("processes", "hogwild"):
+        return f"{node.strategy} {node.processes}x{node.threads}"
+    if node.strategy == "replicas":
+        return f"replicas {node.replicas}x{node.threads}"
+    if node.strategy == "pipeline":
+        return f"pipeline {node.stages} stages, {node.micro_batches} micro-batches"
+    if node.strategy == "hybrid":
+        return f"hybrid {node.replicas}x{node.stages}, {node.micro_batches} micro-batches"
+    return f"{node.strategy} {node.threads}"
+
+
+def _copies(node: Any) -> int:
+    """Threads of `replicas` are counted per replica."""
+    return int(node.replicas) if node.strategy == "replicas" else 1
+
+
+def finite(value: Any) -> float | None:
+    """A number that can be drawn, or None.
+
+    >>> finite(1), finite(float("nan")), finite("x"), finite(True)
+    (1.0, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def is_run(path: Path) -> bool:
+    """True for a folder that a training made."""
+    return any((path / name).is_file() for name in ("config.toml", "plan.json", "metrics.jsonl"))
+
+
+def load_run(path: Path, *, events: bool = True) -> RunData:
+    """Read a run directory; `events` False leaves the largest files alone."""
+    if not path.is_dir():
+        raise RunDirectoryError(f"there is no run directory {path}: `paceline runs` lists them")
+    if not is_run(path):
+        raise RunDirectoryError(
+            f"{path} is not a run: it has neither config.toml, plan.json nor metrics.jsonl"
+        )
+    path = path.resolve()
+    run, problems = RunDirectory(path), list[str]()
+    config = _read_toml(run.config, problems)
+    return RunData(
+        path=path,
+        name=path.name,
+        config=config,
+        plan=_read(Plan, run.plan, problems),
+        race=_read(Race, run.race, problems),
+        metrics=_read_lines(run.metrics, problems),
+        summary=_read_object(run.summary, problems),
+        sessions=tuple(newest_sessions(path)) if events else (),
+        problems=tuple(problems),
+        when=_when(run.config),
+    )
+
+
+def _read(cls: Any, path: Path, problems: list[str]) -> Any:
+    if not path.exists():
+        return None
+    try:
+        return read_json(cls, path)
+    except (PacelineError, OSError) as error:
+        problems.append(f"{path.name} could not be read: {error}")
+        return None
+
+
+def _read_toml(path: Path, problems: list[str]) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        return tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        problems.append(f"{path.name} could not be read: {error}")
+        return {}
+
+
+def _read_object(path: Path, problems: list[str]) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        problems.append(f"{path.name} could not be read: {error}")
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _read_lines(path: Path, problems: list[str]) -> tuple[dict[str, Any], ...]:
+    """The whole lines of metrics.jsonl; the half line of a killed run is left out."""
+    if not path.exists():
+        return ()
+    try:
+        text = path.read_text(errors="replace")
+    except OSError as error:
+        problems.append(f"{path.name} could not be read: {error}")
+        return ()
+    lines = []
+    for each in text.splitlines():
+        try:
+            line = json.loads(each)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and finite(line.get("epoch")) is not None:
+            lines.append(line)
+    return tuple(lines)
+
+
+def _when(config: Path) -> str:
+    """config.toml is written once, when a run begins."""
+    if not config.exists():
+        return ""
+    return datetime.fromtimestamp(config.stat().st_mtime).strftime("%Y-%m-%d %H:%M")

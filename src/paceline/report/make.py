@@ -1,0 +1,136 @@
+"""Puts a report together: the sections of one run, or of several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.report.figure import Section
+from paceline.report.ledger import ledger_section
+from paceline.report.load import RunData
+from paceline.report.observed import (
+    NO_EVENTS,
+    network_section,
+    notes_section,
+    resources_section,
+)
+from paceline.report.one import (
+    asked_section,
+    curves_section,
+    plan_section,
+    predicted_section,
+    race_section,
+)
+from paceline.report.page import Report
+from paceline.report.plotly import VERSION
+from paceline.report.several import several_sections
+from paceline.report.timeline import timeline_section
+
+
+def make_report(runs: Sequence[RunData]) -> Report:
+    """The report of one run, or the comparison of several."""
+    return _one(runs[0]) if len(runs) == 1 else _several(runs)
+
+
+def measured(run: RunData) -> dict[str, float]:
+    """What the run measured, by the names that plans predict under."""
+    found = {
+        "images_per_second": run.speed,
+        "update_seconds": run.number("update_seconds_median"),
+        "epoch_seconds": run.number("epoch_seconds_median"),
+        "memory_mb": _memory(run),
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _memory(run: RunData) -> float | None:
+    """Largest memory of all ranks together, each rank's largest added up."""
+    peaks = [max(s.resident for s in each.samples) for each in run.sessions if each.samples]
+    return sum(peaks) / 1e6 if peaks else None
+
+
+def _one(run: RunData) -> Report:
+    sections = (
+        asked_section(run),
+        race_section(run),
+        plan_section(run),
+        curves_section(run),
+        *_observed(run),
+        predicted_section(run, measured(run)),
+        notes_section(run),
+    )
+    where = f"{run.hosts} hosts" if run.hosts > 1 else "one host"
+    subtitle = f"{run.model} on {run.data}, batch {run.batch}, {where}, {run.strategy}"
+    return Report(
+        title=run.name,
+        subtitle=f"{subtitle}; begun {run.when}" if run.when else subtitle,
+        tiles=tuple(_tiles(run)),
+        sections=tuple(section for section in sections if section is not None),
+        problems=_problems([run]),
+        footer=_footer([run]),
+    )
+
+
+def _observed(run: RunData) -> tuple[Section, ...]:
+    """What the events of the ranks tell; one sentence instead where there are none."""
+    if not run.sessions:
+        return (Section(key="ledger", title="Where the time went", text=(NO_EVENTS,)),)
+    return (
+        ledger_section(run),
+        timeline_section(run),
+        resources_section(run),
+        network_section(run),
+    )
+
+
+def _tiles(run: RunData) -> list[tuple[str, str]]:
+    tiles = []
+    if run.speed is not None:
+        tiles.append((f"{run.speed:,.0f}", "images/s, median over the epochs"))
+    if run.accuracy is not None:
+        tiles.append((f"{run.accuracy:.2%}", "test accuracy after the last epoch"))
+    seconds = run.number("total_seconds")
+    if seconds is not None:
+        tiles.append((_duration(seconds), "in all, evaluation included"))
+    chosen = next((c for c in run.race.candidates if c.chosen), None) if run.race else None
+    if chosen is not None and chosen.speedup:
+        tiles.append((f"{chosen.speedup:.2f}x", "sequential, in the race"))
+    ratio = run.ledger.coordination_to_computation if run.ledger is not None else None
+    if ratio is not None and len(run.sessions) > 1:
+        tiles.append((f"{ratio:.2f}", "coordination to computation"))
+    tiles.append(("yes" if run.finished else "no", "finished"))
+    return tiles
+
+
+def _duration(seconds: float) -> str:
+    """Short and readable.
+
+    >>> _duration(75), _duration(4.25), _duration(7300)
+    ('1 min 15 s', '4.2 s', '2 h 2 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
+
+
+def _several(runs: Sequence[RunData]) -> Report:
+    models = ", ".join(dict.fromkeys(run.model for run in runs if run.model))
+    data = ", ".join(dict.fromkeys(run.data for run in runs if run.data))
+    return Report(
+        title=f"{len(runs)} runs compared",
+        subtitle=f"{models} on {data}",
+        tiles=(),
+        sections=tuple(several_sections(runs)),
+        problems=_problems(runs),
+        footer=_footer(runs),
+    )
+
+
+def _problems(runs: Sequence[RunData]) -> tuple[str, ...]:
+    return tuple(f"{run.name}: {problem}" for run in runs for problem in run.problems)
+
+
+def _footer(runs: Sequence[RunData]) -> str:
+    places = ", ".join(str(run.path) for run in runs)
+    return f"Made by paceline report from {places}. Figures: plotly.js {VERSION} (MIT), inside."

@@ -1,0 +1,307 @@
+"""Sections that come from the samples and notes of every rank: resources, network, notes."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.report.figure import Axis, Figure, Section, Series, Table
+from paceline.report.load import RunData
+from paceline.schema.events import Sample, Session, Traffic
+
+MOST_POINTS = 300
+"""Points of a series over time: more cannot be told apart on a screen."""
+MOST_SERIES = 16
+"""Ranks that are drawn one by one."""
+LOOPBACK = "lo"
+
+NO_EVENTS = (
+    "The run has no events of its ranks (rank-*/events.jsonl), so nothing can be said of where the"
+    " time went, of the timeline of an update, of resources or of the network."
+)
+
+
+def thin(
+    points: Sequence[tuple[float, float]], most: int = MOST_POINTS
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """At most `most` points, each the mean of its neighbours.
+
+    >>> thin([(0.0, 1.0), (1.0, 3.0), (2.0, 5.0), (3.0, 7.0)], most=2)
+    ((0.5, 2.5), (2.0, 6.0))
+    """
+    size = -(-len(points) // most) if points else 1
+    groups = [points[i : i + size] for i in range(0, len(points), size)]
+    return (
+        tuple(rounded(statistics.fmean(x for x, _ in group)) for group in groups),
+        tuple(rounded(statistics.fmean(y for _, y in group)) for group in groups),
+    )
+
+
+def rounded(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def rank_name(session: Session) -> str:
+    return f"rank {session.rank} on {session.start.host}"
+
+
+def resources_section(run: RunData) -> Section:
+    """CPU, memory and threads of every rank, and the idle time of every host."""
+    title = "Resources over time"
+    sampled = [session for session in run.sessions if session.samples]
+    if not sampled:
+        why = "The ranks took no samples: the run was too short."
+        return Section(key="resources", title=title, text=(why,))
+    origin = _origin(run.sessions)
+    shown = sampled[:MOST_SERIES]
+    text = (
+        f"Samples of {len(sampled)} ranks; figures show the first {len(shown)}."
+        if len(shown) < len(sampled)
+        else "",
+    )
+    kinds: tuple[tuple[str, str, str, str, Callable[[Sample], float]], ...] = (
+        ("cpu", "CPU of each rank", "busy cores", "Processor time of the rank's process (all its"
+         " threads) per second of wall time: 2 is two cores fully busy.", lambda s: s.cpu),
+        ("memory", "Memory of each rank", "resident memory (MB)", "Resident memory of the rank's"
+         " process; memory that ranks share is counted in each.", lambda s: s.resident / 1e6),
+        ("threads", "Threads of each rank", "threads", "Threads of the rank's process, idle ones"
+         " included.", lambda s: float(s.threads)),
+    )  # fmt: skip
+    figures = [
+        _over_time(
+            key, name, unit, caption, [(rank_name(s), _read(s, origin, value)) for s in shown]
+        )
+        for key, name, unit, caption, value in kinds
+    ]
+    figures.insert(1, _hosts_figure(sampled, origin))
+    return Section(
+        key="resources",
+        title=title,
+        text=tuple(filter(None, text)),
+        blocks=(*figures, _resource_table(sampled)),
+    )
+
+
+def _origin(sessions: Sequence[Session]) -> float:
+    return min(session.common(session.began) for session in sessions)
+
+
+def _read(
+    session: Session, origin: float, value: Callable[[Sample], float]
+) -> list[tuple[float, float]]:
+    return [(session.common(s.time) - origin, value(s)) for s in session.samples]
+
+
+def _lines(
+    sessions: Sequence[Session], origin: float, value: Callable[[Sample], float]
+) -> list[tuple[str, list[tuple[float, float]]]]:
+    return [(rank_name(session), _read(session, origin, value)) for session in sessions]
+
+
+def _over_time(
+    key: str,
+    title: str,
+    unit: str,
+    caption: str,
+    lines: Sequence[tuple[str, list[tuple[float, float]]]],
+    *,
+    percent: bool = False,
+) -> Figure:
+    series = []
+    for place, (name, points) in enumerate(lines):
+        x, y = thin(points)
+        series.append(Series(name=name, x=x, y=y, look=place))
+    return Figure(
+        key=key,
+        title=title,
+        caption=caption,
+        x=Axis(title="seconds since the first rank began", minimum=0.0),
+        y=Axis(title=unit, minimum=0.0, format="percent" if percent else "plain"),
+        series=tuple(series),
+    )
+
+
+def by_host(sessions: Sequence[Session]) -> dict[str, Session]:
+    """The lowest rank of every host: what a host's ranks see of it is the same."""
+    found: dict[str, Session] = {}
+    for session in sorted(sessions, key=lambda s: s.rank):
+        if session.samples:
+            found.setdefault(session.start.host, session)
+    return found
+
+
+def _hosts_figure(sampled: Sequence[Session], origin: float) -> Figure:
+    lines = []
+    for host, session in list(by_host(sampled).items())[: MOST_SERIES // 2]:
+        lines.append((f"{host} busy", _read(session, origin, lambda s: s.busy)))
+        lines.append((f"{host} waiting for disks", _read(session, origin, lambda s: s.iowait)))
+    return _over_time(
+        "hosts",
+        "CPU of each machine",
+        "part of all core time",
+        "Core time of the whole machine, other programs included; the rest is idle. Emulated hosts"
+        " on one box see the same machine.",
+        lines,
+        percent=True,
+    )
+
+
+def _resource_table(sampled: Sequence[Session]) -> Table:
+    rows = []
+    for session in sampled:
+        samples, last = session.samples, session.samples[-1]
+        rows.append(
+            (
+                session.rank,
+                session.start.host,
+                statistics.fmean(s.cpu for s in samples),
+                statistics.fmean(s.idle for s in samples),
+                statistics.fmean(s.iowait for s in samples),
+                max(s.resident for s in samples) / 1e6,
+                max(s.threads for s in samples),
+                (last.disk_read - samples[0].disk_read) / 1e6,
+                (last.disk_written - samples[0].disk_written) / 1e6,
+            )
+        )
+    return Table(
+        key="resources",
+        title="Resources",
+        columns=(
+            "rank", "host", "mean busy cores", "machine idle", "waiting for disks",
+            "largest memory (MB)", "most threads", "disk read (MB)", "disk written (MB)",
+        ),
+        rows=tuple(rows),
+        formats=("d", "", ".2f", ".1%", ".1%", ",.0f", "d", ",.1f", ",.1f"),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Rates:
+    """Traffic of one host between samples, loopback left out."""
+
+    sent: list[tuple[float, float]]
+    received: list[tuple[float, float]]
+    packets_sent: list[tuple[float, float]]
+    packets_received: list[tuple[float, float]]
+
+
+def network_section(run: RunData) -> Section:
+    """Bytes and packets per second of every host."""
+    title = "Network"
+    hosts = by_host(run.sessions)
+    if not hosts:
+        why = "The ranks took no samples of the network."
+        return Section(key="network", title=title, text=(why,))
+    origin = _origin(run.sessions)
+    table = _network_table(hosts)
+    rates = {host: _rates(session, origin) for host, session in hosts.items()}
+    if not any(value for each in rates.values() for _, value in each.sent + each.received):
+        return Section(
+            key="network",
+            title=title,
+            text=("No byte left or reached a machine over its network while the run was sampled.",),
+            blocks=(table,),
+        )
+    shown = list(rates.items())[: MOST_SERIES // 2]
+    traffic = [
+        (f"{host} {word}", points)
+        for host, each in shown
+        for word, points in (("sent", each.sent), ("received", each.received))
+    ]
+    packets = [
+        (f"{host} {word}", points)
+        for host, each in shown
+        for word, points in (("sent", each.packets_sent), ("received", each.packets_received))
+    ]
+    how = " Counters of the host's interfaces, loopback left out; other programs are included."
+    return Section(
+        key="network",
+        title=title,
+        blocks=(
+            _over_time("traffic", "Network traffic of each host", "MB/s",
+                       "Bytes over the network per second." + how, traffic),
+            _over_time("packets", "Packets of each host", "packets/s",
+                       "Packets over the network per second." + how, packets),
+            table,
+        ),
+    )  # fmt: skip
+
+
+def _total(sample: Sample) -> Traffic:
+    parts = [t for name, t in sample.network.items() if name != LOOPBACK]
+    return Traffic(
+        bytes_sent=sum(t.bytes_sent for t in parts),
+        bytes_received=sum(t.bytes_received for t in parts),
+        packets_sent=sum(t.packets_sent for t in parts),
+        packets_received=sum(t.packets_received for t in parts),
+    )
+
+
+def _rates(session: Session, origin: float) -> _Rates:
+    rates = _Rates([], [], [], [])
+    for before, after in zip(session.samples, session.samples[1:], strict=False):
+        seconds = after.time - before.time
+        if seconds <= 0:
+            continue
+        old, new = _total(before), _total(after)
+        at = session.common(after.time) - origin
+        # A counter that began again (an interface was made anew) gives no rate.
+        rates.sent.append((at, max(0, new.bytes_sent - old.bytes_sent) / seconds / 1e6))
+        rates.received.append((at, max(0, new.bytes_received - old.bytes_received) / seconds / 1e6))
+        rates.packets_sent.append((at, max(0, new.packets_sent - old.packets_sent) / seconds))
+        rates.packets_received.append(
+            (at, max(0, new.packets_received - old.packets_received) / seconds)
+        )
+    return rates
+
+
+def _network_table(hosts: Mapping[str, Session]) -> Table:
+    rows = []
+    for host, session in hosts.items():
+        first, last = session.samples[0].network, session.samples[-1].network
+        for interface in last:
+            if interface not in first:
+                continue
+            old, new = first[interface], last[interface]
+            rows.append(
+                (
+                    host,
+                    interface,
+                    (new.bytes_sent - old.bytes_sent) / 1e6,
+                    (new.bytes_received - old.bytes_received) / 1e6,
+                    new.packets_sent - old.packets_sent,
+                    new.packets_received - old.packets_received,
+                )
+            )
+    return Table(
+        key="network",
+        title="Network by interface",
+        columns=("host", "interface", "MB sent", "MB received", "packets sent", "packets received"),
+        rows=tuple(rows),
+        formats=("", "", ",.2f", ",.2f", ",d", ",d"),
+    )
+
+
+def notes_section(run: RunData) -> Section | None:
+    """What the ranks thought worth a sentence; nothing when there was nothing."""
+    rows = sorted(
+        (session.common(note.time) - _origin(run.sessions), session.rank, note.what, note.text)
+        for session in run.sessions
+        for note in session.notes
+    )
+    if not rows:
+        return None
+    return Section(
+        key="notes",
+        title="What happened on the way",
+        blocks=(
+            Table(
+                key="notes",
+                title="Notes",
+                columns=("second", "rank", "what", "note"),
+                rows=tuple(rows),
+                formats=(",.1f", "d", "", ""),
+            ),
+        ),
+    )

@@ -1,0 +1,351 @@
+"""Sections of the report of one run that come from its plan, race and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from paceline.report.figure import Axis, Cell, Figure, Section, Series, Table
+from paceline.report.load import RunData, strategy_name
+from paceline.schema import Candidate, Config, encode
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of nested tables.
+
+    >>> dict(flat({"train": {"epochs": 5}, "seed": 0}))
+    {'train.epochs': 5, 'seed': 0}
+    """
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def asked_section(run: RunData) -> Section:
+    """What differs from the defaults, and everything for those who want it."""
+    settings = dict(flat(run.config))
+    if not settings:
+        return Section(
+            key="asked", title="What was asked", text=("The run has no readable config.toml.",)
+        )
+    defaults = dict(flat(encode(Config())))
+    versions = {k: v for k, v in settings.items() if k.startswith("versions.")}
+    changed = {
+        key: value
+        for key, value in settings.items()
+        if key not in versions and value not in (defaults.get(key), [])
+    }
+    rest = {k: v for k, v in settings.items() if k not in changed and k not in versions}
+    with_versions = ", ".join(
+        f"{key.removeprefix('versions.')} {value}" for key, value in versions.items()
+    )
+    text = [
+        f"{run.model} on {run.data}, {_batch(run)},"
+        f" {run.asked('train.epochs')} epochs with {run.asked('optimizer.name')}."
+    ]
+    if with_versions:
+        text.append(f"Made with {with_versions}.")
+    return Section(
+        key="asked",
+        title="What was asked",
+        text=tuple(text),
+        blocks=(
+            _settings_table("settings", "Settings that are not the default", changed),
+            _settings_table("defaults", "Settings left at their default", rest, folded=True),
+        ),
+    )
+
+
+def _batch(run: RunData) -> str:
+    per_worker = run.asked("workload.batch_per_worker")
+    whole = f"batches of {run.batch}" if run.batch else "an unknown batch"
+    return f"{whole} ({per_worker} per worker)" if per_worker else whole
+
+
+def _settings_table(
+    key: str, title: str, settings: Mapping[str, Any], folded: bool = False
+) -> Table:
+    rows = tuple((name, _plain(value)) for name, value in settings.items())
+    return Table(key=key, title=title, columns=("setting", "value"), rows=rows, folded=folded)
+
+
+def _plain(value: Any) -> Cell:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "[]"
+    return value if isinstance(value, str | int | float) else str(value)
+
+
+def race_section(run: RunData) -> Section:
+    """Bars of the speedup over sequential, the fastest first."""
+    race = run.race
+    if race is None or not race.candidates:
+        strategy = run.asked("local.strategy")
+        why = (
+            f"No race was run: local.strategy = {strategy!r} was asked for."
+            if strategy not in (None, "auto")
+            else "The run has no race.json: no race was run, or its plan was given."
+        )
+        return Section(key="race", title="What was measured: the race", text=(why,))
+    ordered = sorted(race.candidates, key=lambda c: -(c.images_per_second or 0.0))
+    ran = [entry for entry in ordered if entry.speedup]
+    text = [f"{race.decision}." if not race.decision.endswith(".") else race.decision]
+    text.append(
+        f"{len(race.candidates)} candidates on {race.cores} cores in {race.seconds:.0f} s"
+        f"{f', {race.made}' if race.made else ''}; other programs used"
+        f" {race.busy:.0%} of the cores just before it."
+    )
+    text.extend(race.warnings)
+    blocks: list[Figure | Table] = []
+    if ran:
+        blocks.append(_race_figure(ran, race.cores))
+    blocks.append(_race_table(ordered))
+    return Section(
+        key="race", title="What was measured: the race", text=tuple(text), blocks=tuple(blocks)
+    )
+
+
+def _race_figure(ran: list[Candidate], cores: int) -> Figure:
+    groups = (
+        ("chosen", 1, [c for c in ran if c.chosen]),
+        ("exact", 0, [c for c in ran if c.exact and not c.chosen]),
+        ("changes results", 2, [c for c in ran if not c.exact and not c.chosen]),
+    )
+    series = tuple(
+        Series(
+            name=name,
+            shape="bar",
+            look=place,
+            x=tuple(c.name for c in group),
+            y=tuple(c.speedup for c in group),
+            low=tuple(_scaled(c, c.low) for c in group),
+            high=tuple(_scaled(c, c.high) for c in group),
+            labels=tuple(f"{c.images_per_second or 0:,.0f} images/s" for c in group),
+        )
+        for name, place, group in groups
+        if group
+    )
+    return Figure(
+        key="race",
+        title="Speedup over sequential",
+        caption="Median of the timed steps of each trial, divided by that of one process with one"
+        f" thread at fp32 in the same race on {cores} cores; whiskers are the quartiles.",
+        x=Axis(title="candidate", kind="category"),
+        y=Axis(title="speedup over sequential", minimum=0.0),
+        series=series,
+        horizontal=True,
+        order=tuple(c.name for c in ran),
+    )
+
+
+def _scaled(entry: Candidate, speed: float | None) -> float | None:
+    if speed is None or not entry.images_per_second or entry.speedup is None:
+        return None
+    return entry.speedup * speed / entry.images_per_second
+
+
+def _race_table(ordered: list[Candidate]) -> Table:
+    rows = tuple(
+        (
+            c.name,
+            c.images_per_second,
+            c.speedup,
+            c.memory_mb or c.estimated_mb,
+            "yes" if c.exact else "no",
+            c.reason,
+        )
+        for c in ordered
+    )
+    return Table(
+        key="race",
+        title="Candidates",
+        columns=("candidate", "images/s", "speedup", "MB", "exact", "why"),
+        rows=rows,
+        formats=("", ",.1f", ".2f", ",.0f", "", ""),
+        strong=next((i for i, c in enumerate(ordered) if c.chosen), None),
+    )
+
+
+def plan_section(run: RunData) -> Section:
+    """Who does what, why, and what was rejected."""
+    plan = run.plan
+    if plan is None:
+        return Section(key="plan", title="The plan", text=("The run has no readable plan.json.",))
+    shares = sum(node.share for node in plan.nodes) or 1.0
+    nodes = Table(
+        key="nodes",
+        title="Nodes",
+        columns=("host", "local strategy", "share of a batch", "ranks", "threads per rank"),
+        rows=tuple(
+            (node.host, strategy_name(node), node.share / shares, node.ranks, node.threads)
+            for node in plan.nodes
+        ),
+        formats=("", "", ".1%", "d", "d"),
+    )
+    how = f"{plan.precision}, {plan.memory_format}{', compiled' if plan.compile else ''}"
+    between = (
+        f"Nodes agree by {plan.exchange}, partition {plan.partition}."
+        if len(plan.nodes) > 1
+        else "One node: nothing is exchanged between machines."
+    )
+    text = [f"Why: {plan.reason}."] if plan.reason else []
+    text.append(f"{between} Numerics: {how}. Batch {plan.batch_size}.")
+    blocks: list[Figure | Table] = [nodes]
+    if plan.rejected:
+        blocks.append(
+            Table(
+                key="rejected",
+                title="What was not taken, and why",
+                columns=("option", "images/s", "why"),
+                rows=tuple((r.option, r.images_per_second, r.reason) for r in plan.rejected),
+                formats=("", ",.1f", ""),
+                folded=True,
+            )
+        )
+    return Section(key="plan", title="The plan", text=tuple(text), blocks=tuple(blocks))
+
+
+def curves_section(run: RunData) -> Section:
+    """Loss, accuracy and speed, epoch by epoch."""
+    if not run.metrics:
+        return Section(
+            key="training",
+            title="How training went",
+            text=("No epoch has ended: metrics.jsonl is empty or missing.",),
+        )
+    figures = [
+        _curve(run, "loss", "Loss", "loss", ("train_loss", "test_loss")),
+        _curve(
+            run, "accuracy", "Accuracy", "accuracy",
+            ("train_accuracy", "test_accuracy", "test_top5"), percent=True,
+        ),
+        _curve(run, "speed", "Speed of training", "images/s", ("images_per_second",)),
+    ]  # fmt: skip
+    columns = (
+        ("epoch", "epoch", "g"),
+        ("train loss", "train_loss", ".4f"),
+        ("train accuracy", "train_accuracy", ".2%"),
+        ("test loss", "test_loss", ".4f"),
+        ("test accuracy", "test_accuracy", ".2%"),
+        ("images/s", "images_per_second", ",.0f"),
+        ("seconds", "seconds", ",.2f"),
+        ("reading (s)", "read_seconds", ",.2f"),
+        ("median update (s)", "update_seconds_median", ".4f"),
+        ("MB sent", "bytes_sent", ",.1f"),
+    )
+    rows = zip(
+        *(
+            [v / 1e6 if key == "bytes_sent" and v is not None else v for v in run.column(key)]
+            for _, key, _ in columns
+        ),
+        strict=True,
+    )
+    table = Table(
+        key="epochs",
+        title="Epochs",
+        columns=tuple(title for title, _, _ in columns),
+        rows=tuple(rows),
+        formats=tuple(spec for _, _, spec in columns),
+    )
+    return Section(
+        key="training",
+        title="How training went",
+        blocks=(*(figure for figure in figures if figure), table),
+    )
+
+
+_NAMES = {
+    "train_loss": "training",
+    "test_loss": "test",
+    "train_accuracy": "training",
+    "test_accuracy": "test",
+    "test_top5": "test, among the first five",
+    "images_per_second": "images/s",
+}
+
+
+def _curve(
+    run: RunData, key: str, title: str, unit: str, columns: tuple[str, ...], percent: bool = False
+) -> Figure | None:
+    epochs = tuple(e or 0.0 for e in run.column("epoch"))
+    series = tuple(
+        Series(name=_NAMES[column], look=place, x=epochs, y=run.column(column))
+        for place, column in enumerate(columns)
+        if any(value is not None for value in run.column(column))
+    )
+    if not series:
+        return None
+    captions = {
+        "loss": "Mean over the samples of an epoch (training, dropout on) and of the test set after"
+        " it.",
+        "accuracy": "Part of the samples that were classified correctly.",
+        "speed": "Training samples divided by the time in the training loop; evaluation and"
+        " checkpoints are left out.",
+    }
+    return Figure(
+        key=key,
+        title=title,
+        caption=captions[key],
+        x=Axis(title="epoch", ticks=epochs if len(epochs) <= 12 else ()),
+        y=Axis(
+            title=unit, format="percent" if percent else "plain", minimum=None if percent else 0
+        ),
+        series=series,
+    )
+
+
+def predicted_section(run: RunData, measured: Mapping[str, float]) -> Section | None:
+    """Predicted beside measured, with the error; `measured` by the names of the plan."""
+    predicted = dict(run.plan.predicted) if run.plan is not None else {}
+    if not predicted:
+        return None
+    rows: list[tuple[Cell, ...]] = []
+    names, ratios = [], []
+    for key, guess in predicted.items():
+        found = measured.get(key)
+        label, scale = _QUANTITIES.get(key, (key.replace("_", " "), 1.0))
+        error = found / guess - 1 if found is not None and guess else None
+        rows.append((label, guess * scale, None if found is None else found * scale, error))
+        if error is not None:
+            names.append(label)
+            ratios.append(error + 1)
+    table = Table(
+        key="predicted",
+        title="Predicted and measured",
+        columns=("quantity", "predicted", "measured", "measured against predicted"),
+        rows=tuple(rows),
+        formats=("", ",.4g", ",.4g", "+.1%"),
+    )
+    text = ["The plan's predictions beside what the run measured."]
+    if len(names) < len(predicted):
+        text.append("What the run did not measure is left empty.")
+    if not names:
+        return Section(key="predicted", title="Predicted beside measured", text=tuple(text),
+                       blocks=(table,))  # fmt: skip
+    figure = Figure(
+        key="predicted",
+        title="Measured as part of predicted",
+        caption="100% is a prediction that came true. Speeds above 100% are faster than predicted;"
+        " times and memory above it are more than predicted.",
+        x=Axis(title="quantity", kind="category"),
+        y=Axis(title="measured / predicted", format="percent", minimum=0.0),
+        series=(
+            Series(name="predicted", shape="bar", look=6, x=tuple(names), y=(1.0,) * len(names)),
+            Series(name="measured", shape="bar", look=0, x=tuple(names), y=tuple(ratios)),
+        ),
+        horizontal=True,
+    )
+    return Section(
+        key="predicted", title="Predicted beside measured", text=tuple(text), blocks=(figure, table)
+    )
+
+
+_QUANTITIES = {
+    "images_per_second": ("images/s", 1.0),
+    "update_seconds": ("time per update (ms)", 1000.0),
+    "epoch_seconds": ("time per epoch (s)", 1.0),
+    "memory_mb": ("memory of all processes (MB)", 1.0),
+}
