@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from paceline.errors import DeadlineError, WorkerError
+from paceline.errors import DeadlineError, UnsupportedError, WorkerError
 from paceline.schema import RankContext
 
 _LOST = ("onnection", "eset by peer", "roken pipe", "ocket", "nreachable")
@@ -67,18 +67,25 @@ class Pending:
             before = time.perf_counter()
             self._work.wait()
             now = time.perf_counter()
-        traffic = self._network.traffic
-        traffic.waited += now - before
         # When an operation ended that nobody waited for is not known: until now at the latest.
-        traffic.seconds += now - self._started
+        self._network.count_time(seconds=now - self._started, waited=now - before)
+        self._keep = None
+
+    def settle(self) -> None:
+        """Like `wait`, for a thread beside the computation that counts its time itself."""
+        with self._network.explaining(self._operation):
+            self._work.wait()
         self._keep = None
 
 
 class Network:
     """The leaders of all nodes."""
 
-    def __init__(self, group: Any, hosts: Sequence[str], *, backend: str) -> None:
+    def __init__(
+        self, group: Any, hosts: Sequence[str], *, backend: str, store: TCPStore | None = None
+    ) -> None:
         self.group = group
+        self._store = store
         self.hosts = list(hosts)
         self.backend = backend
         self.rank: int = group.rank()
@@ -87,6 +94,12 @@ class Network:
         self.place = "start-up"
         """What the run is doing, for messages: "update 12"."""
         self._lock = threading.Lock()
+
+    def store(self, purpose: str) -> PrefixStore:
+        """Where nodes can find each other for another group of theirs."""
+        if self._store is None:
+            raise UnsupportedError(f"there is no store for {purpose} over {self.backend}")
+        return PrefixStore(purpose, self._store)
 
     # --- messages -------------------------------------------------------------
 
@@ -184,6 +197,12 @@ class Network:
             self.traffic.messages_sent += messages if sent else 0
             self.traffic.messages_received += messages if received else 0
 
+    def count_time(self, *, seconds: float = 0.0, waited: float = 0.0) -> None:
+        """Add to the time of communication, and to that which computing stood still for."""
+        with self._lock:
+            self.traffic.seconds += seconds
+            self.traffic.waited += waited
+
     @contextlib.contextmanager
     def explaining(self, operation: str) -> Iterator[None]:
         """Turn what a library raises into who, where and what."""
@@ -229,9 +248,7 @@ def open_network(context: RankContext, hosts: Sequence[str], *, deadline: float)
     timeout = datetime.timedelta(seconds=deadline)
     store = open_store(context, deadline=deadline)
     group = gloo_group(PrefixStore("nodes", store), context, timeout)
-    network = Network(group, hosts, backend=context.backend)
-    network.store = store  # type: ignore[attr-defined]
-    return network
+    return Network(group, hosts, backend=context.backend, store=store)
 
 
 def open_store(context: RankContext, *, deadline: float) -> TCPStore:

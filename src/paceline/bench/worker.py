@@ -1,0 +1,239 @@
+"""What runs on every host of a bench: `python -m paceline.bench.worker BENCH.json RESULT.json`.
+
+All trials take turns in one process per host, so that noise hits all alike and
+nothing is timed but updates.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from paceline import local
+from paceline.bench.trials import Bench, Timing, Timings, Trial
+from paceline.config import config_from
+from paceline.config.environment import rank_context
+from paceline.data.sampler import GlobalSampler, apportion
+from paceline.errors import PacelineError
+from paceline.exchange.network import Network, Traffic, open_network
+from paceline.local.cores import set_threads
+from paceline.local.memory import give_back_memory, keep_freed_memory
+from paceline.run import RunDirectory
+from paceline.schema import RankContext, read_json, write_json
+from paceline.train.assemble import Task, make_job
+from paceline.train.parts import Parts, make_parts
+
+
+class Stepper:
+    """One trial, built: something that makes updates."""
+
+    samples: int
+
+    def step(self, update: int) -> None:
+        """One update."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Take it down."""
+
+
+class PlanStepper(Stepper):
+    """As `paceline train` would: the plan's local strategy and exchange on one real batch."""
+
+    def __init__(self, trial: Trial, parts: Parts, context: RankContext, network: Network) -> None:
+        config = config_from(dict(trial.settings))
+        alone = trial.kind == "alone"
+        plan = trial.plan
+        share = [node.share for node in plan.nodes]
+        batch = _batch(parts, plan.batch_size)
+        sizes = apportion(len(batch[1]), share)
+        self._inputs = torch.split(batch[0], sizes)[context.node].clone()
+        self._targets = torch.split(batch[1], sizes)[context.node].clone()
+        self.samples = sizes[context.node]
+        self._total = self.samples if alone else len(batch[1])
+        place = RankContext(
+            rank=0 if alone else context.node,
+            world_size=1 if alone else context.nodes,
+            node=context.node,
+            nodes=1 if alone else context.nodes,
+        )
+        task = Task(
+            config=config,
+            plan=plan,
+            run=RunDirectory(Path(os.devnull)),
+            context=place,
+            network=None if alone else network,
+        )
+        self._job = make_job(task, parts)
+        self._strategy = local.build(self._job)
+        self._strategy.scale_rate(0.0)  # trials must not diverge
+
+    def step(self, update: int) -> None:
+        self._strategy.update(self._inputs, self._targets, self._total, update)
+
+    def close(self) -> None:
+        self._strategy.close()
+        if self._job.exchange is not None:
+            self._job.exchange.close()
+
+
+class StockStepper(Stepper):
+    """DistributedDataParallel over Gloo as its tutorial writes it: equal parts, no tuning."""
+
+    def __init__(self, trial: Trial, parts: Parts, context: RankContext) -> None:
+        inputs, targets = _batch(parts, trial.plan.batch_size)
+        sizes = apportion(len(targets), [1.0] * context.nodes)
+        self._inputs = torch.split(inputs, sizes)[context.node].clone()
+        self._targets = torch.split(targets, sizes)[context.node].clone()
+        self.samples = sizes[context.node]
+        set_threads(trial.plan.nodes[context.node].threads)
+        self._loss = parts.loss
+        self._model: nn.Module = nn.parallel.DistributedDataParallel(parts.build_model().train())
+        config = config_from(dict(trial.settings))
+        kind = torch.optim.SGD if config.optimizer.name == "sgd" else torch.optim.Adam
+        extra: dict[str, Any] = (
+            {"momentum": config.optimizer.momentum} if config.optimizer.name == "sgd" else {}
+        )
+        self._optimizer = kind(self._model.parameters(), lr=0.0, **extra)
+
+    def step(self, update: int) -> None:
+        loss = self._loss(self._model(self._inputs), self._targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+
+def _batch(parts: Parts, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    sampler = GlobalSampler(samples=len(parts.dataset.train), batch_size=size, seed=0)
+    return parts.dataset.train.fetch(sampler.batch(0, 0), epoch=0, augment=False)
+
+
+def _build(trial: Trial, parts: Parts, context: RankContext, network: Network) -> Stepper:
+    if trial.kind == "ddp":
+        return StockStepper(trial, parts, context)
+    return PlanStepper(trial, parts, context, network)
+
+
+def run(bench: Bench) -> Timings:
+    """All rounds of all trials; every host calls it."""
+    context = rank_context()
+    keep_freed_memory()
+    network = open_network(context, list(bench.hosts), deadline=bench.deadline)
+    if any(trial.kind == "ddp" for trial in bench.trials):
+        dist.init_process_group(
+            "gloo",
+            store=network.store("stock"),
+            rank=context.node,
+            world_size=context.nodes,
+        )
+    timings = []
+    opened: dict[str, Parts] = {}
+    for number in range(bench.rounds):
+        for trial in bench.trials:
+            key = repr(sorted(trial.settings.items()))
+            if key not in opened:
+                opened[key] = make_parts(config_from(dict(trial.settings)))
+            timings.append(_time(trial, number, opened[key], context, network))
+            print(f"{trial.name}: {timings[-1].seconds:.3f} s per update", flush=True)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    network.barrier("the end")
+    network.close()
+    return Timings(timings=tuple(timings))
+
+
+def _time(
+    trial: Trial, number: int, parts: Parts, context: RankContext, network: Network
+) -> Timing:
+    host = network.hosts[context.node]
+    stepper = None
+    problem = ""
+    try:
+        stepper = _build(trial, parts, context, network)
+        for update in range(trial.warmup):
+            stepper.step(update)
+    except PacelineError as error:
+        problem = str(error)
+    # All hosts refuse what one refuses, or the others would wait for it.
+    if network.total([1.0 if problem else 0.0], "ready")[0] or stepper is None:
+        _release(stepper)
+        return Timing(
+            trial=trial.name, round=number, host=host, seconds=0.0, samples=0, failed=problem
+        )
+    network.traffic.take()
+    before, start = kernel_counters(), time.perf_counter()
+    for update in range(trial.updates):
+        stepper.step(trial.warmup + update)
+    own = time.perf_counter() - start
+    counted = network.traffic.take()
+    after = kernel_counters()
+    network.barrier("done")
+    whole = time.perf_counter() - start
+    samples = stepper.samples
+    _release(stepper)
+    return _timing(
+        trial,
+        number,
+        host,
+        own if trial.kind == "alone" else whole,
+        samples,
+        counted,
+        [b - a for a, b in zip(before, after, strict=True)],
+    )
+
+
+def _timing(
+    trial: Trial,
+    number: int,
+    host: str,
+    seconds: float,
+    samples: int,
+    counted: Traffic,
+    kernel: list[int],
+) -> Timing:
+    each = trial.updates
+    return Timing(
+        trial=trial.name,
+        round=number,
+        host=host,
+        seconds=seconds / each,
+        samples=samples,
+        bytes_sent=counted.bytes_sent / each,
+        kernel_bytes_received=kernel[0] / each,
+        packets_received=kernel[1] / each,
+        kernel_bytes_sent=kernel[2] / each,
+        packets_sent=kernel[3] / each,
+        waited=counted.waited / each,
+    )
+
+
+def _release(stepper: Stepper | None) -> None:
+    if stepper is not None:
+        stepper.close()
+    del stepper
+    gc.collect()
+    give_back_memory()
+
+
+def kernel_counters() -> list[int]:
+    """Bytes and packets received and sent by this host's interfaces, the loopback left out."""
+    sums = [0, 0, 0, 0]
+    for line in Path("/proc/net/dev").read_text().splitlines()[2:]:
+        name, _, rest = line.partition(":")
+        if name.strip() != "lo":
+            fields = [int(word) for word in rest.split()]
+            for place, column in enumerate((0, 1, 8, 9)):
+                sums[place] += fields[column]
+    return sums
+
+
+if __name__ == "__main__":
+    write_json(Path(sys.argv[2]), run(read_json(Bench, Path(sys.argv[1]))))
