@@ -126,6 +126,7 @@ class Chromium:
         )  # fmt: skip
         page.set_dark(dark)
         page.call("Page.navigate", url=path.resolve().as_uri())
+        page.wait("location.protocol === 'file:' && document.readyState === 'complete'")
         return page
 
 

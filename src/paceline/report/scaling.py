@@ -88,9 +88,11 @@ def _sort(run: RunData, kind: Kind, unit: Unit) -> tuple[str, ...]:
 
 
 def _variant(run: RunData, unit: Unit) -> str:
-    if unit == "hosts":
+    if unit == "hosts" or run.plan is None:
         return run.exchange
-    return run.plan.nodes[0].strategy if run.plan is not None else ""
+    layout = run.plan.memory_format
+    strategy = run.plan.nodes[0].strategy
+    return strategy if layout == "contiguous" else f"{strategy} {layout}"
 
 
 def _steps(runs: Sequence[RunData], kind: Kind, unit: Unit) -> tuple[Step, ...]:
@@ -134,10 +136,13 @@ def distinct(keys: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def grouped(
-    runs: Iterable[RunData], key: Callable[[RunData], tuple[str, ...]]
+    runs: Iterable[RunData],
+    key: Callable[[RunData], tuple[str, ...]],
+    wanted: Callable[[list[RunData]], bool] = bool,
 ) -> list[tuple[str, list[RunData]]]:
-    """Runs by key, named by what tells the keys apart, in order of appearance."""
+    """The wanted groups of runs by key, named by what tells their keys apart."""
     groups: dict[tuple[str, ...], list[RunData]] = {}
     for run in runs:
         groups.setdefault(key(run), []).append(run)
-    return list(zip(distinct(list(groups)), groups.values(), strict=True))
+    kept = {name: members for name, members in groups.items() if wanted(members)}
+    return list(zip(distinct(list(kept)), kept.values(), strict=True))

@@ -160,12 +160,18 @@ def _overlay(
         key=key,
         title=title,
         caption=caption,
-        x=Axis(title="seconds of training" if by_time else "epoch", minimum=0 if by_time else None),
+        x=Axis(title="seconds of training", minimum=0.0) if by_time else _epochs(runs),
         y=Axis(title="test accuracy", format="percent")
         if accuracy
         else Axis(title="test loss", minimum=0.0),
         series=tuple(series),
     )
+
+
+def _epochs(runs: Sequence[RunData]) -> Axis:
+    """Whole epochs only, while there are few."""
+    last = max(len(run.metrics) for run in runs)
+    return Axis(title="epoch", ticks=tuple(float(e + 1) for e in range(last)) if last <= 12 else ())
 
 
 def exchange_section(runs: Sequence[RunData]) -> Section | None:

@@ -116,8 +116,8 @@ def batch_section(runs: Sequence[RunData]) -> Section | None:
                 run.strategy,
                 f"{run.summary.get('epochs', '?')} epochs",
             ),
+            lambda members: len({run.batch for run in members}) > 1,
         )
-        if len({run.batch for run in members}) > 1
     ]
     if not groups:
         return None

@@ -1,0 +1,56 @@
+"""`paceline runs`: what has been trained, one line each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command("runs")
+@click.argument("folder", default="runs", metavar="[DIR]", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def command(folder: Path, as_json: bool) -> None:
+    """List the runs in DIR (runs/ when left out), the oldest first."""
+    from paceline.report.listing import line_of, read_runs
+
+    lines = [line_of(run) for run in read_runs(folder)]
+    if as_json:
+        click.echo(json.dumps(lines, indent=2))
+        return
+    if not lines:
+        click.echo(f"no runs in {folder}: `paceline train` makes one")
+        return
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from paceline.report.tables import wide_console
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    columns = ("run", "when", "model", "data", "batch", "strategy", "hosts", "images/s")
+    for name in (*columns, "accuracy", "finished"):
+        right = name in ("batch", "hosts", "images/s", "accuracy")
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for line in lines:
+        speed, accuracy = line["images_per_second"], line["test_accuracy"]
+        cells = (
+            line["name"],
+            line["when"],
+            line["model"],
+            line["data"],
+            "" if line["batch_size"] is None else str(line["batch_size"]),
+            line["strategy"],
+            str(line["hosts"]),
+            "" if speed is None else f"{speed:,.0f}",
+            "" if accuracy is None else f"{accuracy:.2%}",
+            "yes" if line["finished"] else f"no, {line['epochs']} epochs",
+        )
+        # Text: a name with [brackets] is not rich's markup.
+        table.add_row(*(Text(cell) for cell in cells))
+    console = wide_console()
+    console.print(table)
+    for line in lines:
+        for problem in line["problems"]:
+            console.print(Text(f"{line['name']}: {problem}"), soft_wrap=True)
