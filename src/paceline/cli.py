@@ -19,9 +19,13 @@ from paceline.errors import PacelineError
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("paceline.commands.train", "Train a model; with no argument, the embedded default."),
     "race": ("paceline.commands.race", "Find the fastest way to train on this machine."),
+    "report": ("paceline.commands.report", "Make one offline page of a run, or of several."),
+    "runs": ("paceline.commands.runs", "List the runs of a directory, one line each."),
+    "compare": ("paceline.commands.compare", "Say what differs between two runs."),
     "models": ("paceline.commands.models", "List the models, or print one layer by layer."),
     "data": ("paceline.commands.data", "List the data sets, inspect one, or download one."),
     "lab": ("paceline.commands.lab", "An emulated cluster on this machine: run, check, clean."),
+    "bench": ("paceline.commands.bench", "Compare exchanges and shares on emulated hosts."),
     "doctor": ("paceline.commands.doctor", "Check this machine: cores, memory, versions, data."),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline.bench.cluster import Row, run_in_lab, summarise
-from paceline.bench.trials import Bench, Timing, Trial
+from paceline.bench.trials import Bench, Trial
 from paceline.lab import LabSpec
 from paceline.schema import NodePlan, Plan
 
@@ -30,7 +30,7 @@ def run_shares(
     rounds: int = 3,
     updates: int = 4,
     say: Callable[[str], None] = lambda text: None,
-) -> tuple[list[Row], list[Timing]]:
+) -> list[Row]:
     """Each host alone, then together: by measured shares, by equal parts, and stock DDP."""
     spec = lab_of(cores)
 
@@ -64,4 +64,4 @@ def run_shares(
         trial("stock DDP (equal parts)", (1.0,) * len(cores), "ddp"),
     )
     timings = run_in_lab(spec, Bench(trials=trials, rounds=rounds), say=say)
-    return summarise(trials, timings), timings
+    return summarise(trials, timings)

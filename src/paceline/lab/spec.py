@@ -247,17 +247,17 @@ class LabSpec:
             ) from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"the lab file {str(path)!r} is not valid TOML: {error}") from error
-        for change in changes:
-            _apply(tables, change)
-        return cls.from_tables(tables)
+        return cls.from_tables(tables, changes)
 
     @classmethod
-    def from_tables(cls, tables: Mapping[str, Any]) -> LabSpec:
-        """Build a lab from the tables of its file.
+    def from_tables(cls, tables: dict[str, Any], changes: Iterable[str] = ()) -> LabSpec:
+        """Build a lab from the tables of its file, with changes as `--set` takes them.
 
         >>> LabSpec.from_tables({"host": [{"name": "a"}]}).addresses
         {'a': '10.77.0.1'}
         """
+        for change in changes:
+            _apply(tables, change)
         for key in tables:
             if key not in ("network", "link", "host", "fault"):
                 raise ConfigError(unknown_name("key", key, ("network", "link", "host", "fault")))

@@ -1,0 +1,127 @@
+"""`paceline bench`: know what exchanges and shares cost, on hosts that this machine emulates."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paceline.bench.cluster import Row
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Benchmarks side by side in one run, on the hosts of a lab (needs root; see docs/lab.md).
+
+    \b
+    paceline bench exchange --lab examples/lab/two-hosts.toml --model alexnet
+    paceline bench exchange --set link.rate=100mbit --exchange partition --exchange "stock DDP"
+    paceline bench shares --cores 0.8,0.2
+    """
+
+
+@command.command()
+@click.option("--lab", "file", type=click.Path(path_type=Path), help="Hosts; two of one core each.")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key of --lab.")
+@click.option("--model", "models", multiple=True, help="mnist_cnn, alexnet, vgg16; repeatable.")
+@click.option("--exchange", "exchanges", multiple=True, help="Only these; repeatable.")
+@click.option("--rounds", default=2, show_default=True, help="How often all take turns.")
+@click.option("--updates", default=2, show_default=True, help="Timed updates per turn.")
+@click.option("--json", "as_json", is_flag=True, help="Print for programs.")
+def exchange(
+    file: Path | None,
+    changes: tuple[str, ...],
+    models: tuple[str, ...],
+    exchanges: tuple[str, ...],
+    rounds: int,
+    updates: int,
+    as_json: bool,
+) -> None:
+    """Every exchange and stock DDP over Gloo: seconds per update, images/s, bytes, waiting."""
+    from paceline.bench.exchange import EXCHANGES, MODELS, run_exchanges
+    from paceline.lab import LabSpec
+
+    if file is None:
+        spec = LabSpec.from_tables(_two_hosts(), changes)
+    else:
+        spec = LabSpec.load(file, changes)
+    cells = run_exchanges(
+        spec,
+        models or tuple(MODELS),
+        exchanges or EXCHANGES,
+        rounds=rounds,
+        updates=updates,
+        say=lambda text: click.echo(text, err=True),
+    )
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(cell) for cell in cells], indent=2))
+        return
+    for cell in cells:
+        title = f"{cell.model} on {cell.hosts} hosts at {cell.rate}"
+        _print(title, cell.rows, against="stock DDP")
+
+
+@command.command()
+@click.option("--cores", default="0.8,0.2", show_default=True, help="Cores of each host.")
+@click.option("--batch", default=512, show_default=True, help="Global batch of mnist_cnn.")
+@click.option("--rounds", default=3, show_default=True, help="How often all take turns.")
+@click.option("--json", "as_json", is_flag=True, help="Print for programs.")
+def shares(cores: str, batch: int, rounds: int, as_json: bool) -> None:
+    """Unequal hosts: shares by speed against equal parts and stock DDP."""
+    from paceline.bench.shares import run_shares
+
+    try:
+        parts = tuple(float(part) for part in cores.split(","))
+    except ValueError:
+        raise ConfigError(f"--cores {cores!r} must be numbers such as 0.8,0.2") from None
+    rows = run_shares(
+        parts, batch=batch, rounds=rounds, say=lambda text: click.echo(text, err=True)
+    )
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
+        return
+    _print(f"mnist_cnn, batch {batch}, hosts of {cores} cores", rows, against="alone")
+
+
+def _two_hosts() -> dict[str, Any]:
+    return {
+        "host": [{"name": "a", "cores": 1.0}, {"name": "b", "cores": 1.0}],
+        "link": {"rate": "1gbit"},
+    }
+
+
+def _print(title: str, rows: Sequence[Row], *, against: str) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from paceline.report.tables import wide_console
+
+    base = next((row for row in rows if row.name == against and row.seconds), None)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    columns = ("s/update", "spread", "images/s", f"of {against}", "MB/update", "packets", "waiting")
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        if row.failed:
+            table.add_row(row.name, row.failed)
+            continue
+        ratio = row.images_per_second / base.images_per_second if base else None
+        table.add_row(
+            row.name,
+            f"{row.seconds:.3f}",
+            f"{(row.high - row.low) / row.seconds:.0%}",
+            f"{row.images_per_second:,.1f}",
+            f"{ratio:.2f}" if ratio else "",
+            f"{row.mb_sent:.2f}",
+            f"{row.packets:,.0f}",
+            f"{row.waiting:.0%}",
+        )
+    wide_console().print(table)
