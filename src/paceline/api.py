@@ -26,6 +26,7 @@ from paceline.run import RunDirectory, create_run, open_run
 from paceline.schema import Config, Plan, Race, encode, read_json, write_json
 
 if TYPE_CHECKING:
+    from paceline.schema.hosts import Hosts
     from paceline.train.parts import Given
 
 
@@ -140,6 +141,21 @@ class Start:
     silent: bool = False
     again: bool = False
     say: Callable[[str], None] = print
+    show: Callable[[str], None] = print
+    """Where the lines that ranks of other hosts print go."""
+    hosts: HostsRequest | None = None
+    """Where to train, if not on this machine alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostsRequest:
+    """Which machines train, and who starts them."""
+
+    hosts: Hosts
+    engine: str = "auto"
+    """A name of `launch.engines`, with an option as in "torchrun:c10d"."""
+    options: tuple[str, ...] = ()
+    """For sbatch or srun."""
 
 
 def begin(
@@ -257,8 +273,18 @@ def _run_training(start: Start) -> Result:
     note = use_safe_instructions(config)
     if note:
         start.say(note)
+    if start.hosts is not None:
+        from paceline.spread import train_on_hosts
+
+        code = train_on_hosts(start)
+        return Result(run=run.path, summary=_summary(run), exit_code=code)
     if plan is None:
         plan = choose_plan(start)
+    if len(plan.nodes) > 1:
+        raise UserError(
+            f"the plan has {len(plan.nodes)} nodes, but only this machine was given: name the hosts"
+            " with --hosts, or leave the plan out to make a new one"
+        )
     write_json(run.plan, plan)
     node = plan.nodes[0]
     if node.ranks == 1:
@@ -278,8 +304,12 @@ def _run_training(start: Start) -> Result:
     from paceline.launch.local import run_ranks
 
     code = run_ranks(RunDirectory(run.path.resolve()), node, silent=start.silent)
-    summary = json.loads(run.summary.read_text()) if run.summary.exists() else {}
-    return Result(run=run.path, summary=summary, exit_code=code)
+    return Result(run=run.path, summary=_summary(run), exit_code=code)
+
+
+def _summary(run: RunDirectory) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run.summary.read_text()) if run.summary.exists() else {}
+    return found
 
 
 def choose_plan(start: Start) -> Plan:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from paceline.config.help import settings_help
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paceline.api import HostsRequest
 
 
 class TrainCommand(click.Command):
@@ -28,6 +33,19 @@ class TrainCommand(click.Command):
 @click.option("--resume", is_flag=True, help="Continue the run of --run, or the latest one.")
 @click.option("--plan", type=click.Path(path_type=Path), help="Run exactly this plan.json.")
 @click.option("--again", is_flag=True, help="Race again, whatever is in the cache.")
+@click.option(
+    "--hosts",
+    "hosts_text",
+    metavar="HOSTS",
+    help="Where to train: a hosts.toml, names as a,b, or `lab`; this machine without it.",
+)
+@click.option(
+    "--engine",
+    metavar="NAME",
+    help="Who starts the hosts: mpi, torchrun (torchrun:c10d), ssh, slurm, local; or auto.",
+)
+@click.option("--nodes", type=click.IntRange(min=1), help="For slurm: how many nodes to ask for.")
+@click.option("--slurm", "slurm_text", default="", metavar="OPTIONS", help="For sbatch or srun.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, and only that.")
 @click.pass_context
 def command(
@@ -39,6 +57,10 @@ def command(
     resume: bool,
     plan: Path | None,
     again: bool,
+    hosts_text: str | None,
+    engine: str | None,
+    nodes: int | None,
+    slurm_text: str,
     as_json: bool,
 ) -> int:
     """Train a model. CONFIG is a TOML file or a run directory; the embedded default without it.
@@ -48,10 +70,13 @@ def command(
     paceline train examples/mnist.toml --set workload.batch_size=1024
     paceline train runs/latest/config.toml     the same run once more, bit for bit
     paceline train --resume                    go on where the latest run stopped
+    paceline train my.toml --hosts a,b         on two machines
+    paceline train my.toml --engine slurm --nodes 4
     """
     from paceline import api
     from paceline.config import load_config
 
+    hosts = _hosts_request(hosts_text, engine, nodes, slurm_text)
     if data_root is not None:
         changes = (*changes, f"data.root={json.dumps(str(data_root))}")
     asked = load_config(config, changes) if config or changes or not resume else None
@@ -66,10 +91,48 @@ def command(
             silent=as_json,
             again=again,
             say=(lambda text: None) if as_json else click.echo,
+            show=(lambda text: click.echo(text, err=True)) if as_json else click.echo,
+            hosts=hosts,
         )
     )
     _show(result, as_json)
     return result.exit_code
+
+
+def _hosts_request(
+    hosts: str | None, engine: str | None, nodes: int | None, slurm: str
+) -> HostsRequest | None:
+    """What the options say about other machines; None: this one alone."""
+    from paceline.api import HostsRequest
+    from paceline.config.environment import slurm_allocation
+    from paceline.config.hosts import find_hosts, numbered_hosts
+    from paceline.launch.engines import LOCAL, engine_class
+
+    name = (engine or "auto").partition(":")[0]
+    if name not in (LOCAL, "auto"):
+        engine_class(name)
+    if name == LOCAL and hosts is not None:
+        raise ConfigError(f"--engine local is this machine alone: leave --hosts {hosts} out")
+    allocation = slurm_allocation()
+    inside = allocation is not None and hosts is None and name in ("auto", "slurm")
+    if name == LOCAL or (hosts is None and not inside and name == "auto"):
+        return None
+    if name == "slurm" or inside:
+        if hosts is not None:
+            raise ConfigError(
+                "Slurm itself chooses the hosts: leave --hosts out, and ask for named ones with"
+                f' --slurm "--nodelist={hosts}"'
+            )
+        count = nodes or (allocation.tasks if allocation else None)
+        if count is None:
+            raise ConfigError("--engine slurm must know how many: add --nodes N")
+        words = tuple(shlex.split(slurm))
+        return HostsRequest(hosts=numbered_hosts(count), engine="slurm", options=words)
+    if nodes is not None or slurm:
+        raise ConfigError("--nodes and --slurm belong to --engine slurm: leave them out")
+    if hosts is None:
+        raise ConfigError(f"--engine {engine} needs --hosts: a hosts.toml, names as a,b, or lab")
+    return HostsRequest(hosts=find_hosts(hosts), engine=engine or "auto")
 
 
 def _show(result: Any, as_json: bool) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from paceline.errors import ConfigError
 from paceline.schema.rank import RankContext
@@ -36,6 +39,12 @@ def limit_instructions(name: str) -> None:
     os.environ["ONEDNN_MAX_CPU_ISA"] = name
 
 
+def lab_hosts(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """hosts.toml of the lab that this process runs in, or None."""
+    value = environment.get("PACELINE_LAB_HOSTS")
+    return Path(value) if value else None
+
+
 def rank_context(environment: Mapping[str, str] = os.environ) -> RankContext:
     """This process's place, from what the engine that started it has set."""
     if "PACELINE_RANK" not in environment:
@@ -57,6 +66,7 @@ def rank_context(environment: Mapping[str, str] = os.environ) -> RankContext:
         address=environment.get("PACELINE_ADDRESS", "127.0.0.1"),
         port=number("PACELINE_PORT"),
         backend=environment.get("PACELINE_BACKEND", "gloo"),
+        has_store=environment.get("PACELINE_HAS_STORE", "0") == "1",
     )
 
 
@@ -72,7 +82,180 @@ def rank_environment(context: RankContext) -> dict[str, str]:
         "PACELINE_ADDRESS": context.address,
         "PACELINE_PORT": str(context.port),
         "PACELINE_BACKEND": context.backend,
+        "PACELINE_HAS_STORE": str(int(context.has_store)),
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """What somebody else's launcher says of this process's place."""
+
+    by: Literal["mpi", "torchrun", "slurm"]
+    rank: int
+    size: int
+    local_rank: int = 0
+    local_size: int = 1
+    address: str | None = None
+    """Where a store can be found or made; None: ask MPI."""
+    port: int = 0
+    has_store: bool = False
+    """The launcher itself listens there (torchrun's agent)."""
+
+
+# Rank, size, local rank, local size: who sets them.
+_LAUNCHERS: tuple[tuple[Literal["mpi", "torchrun", "slurm"], tuple[str, str, str, str]], ...] = (
+    ("torchrun", ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")),
+    (
+        "mpi",
+        (
+            "OMPI_COMM_WORLD_RANK",
+            "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_RANK",
+            "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ),
+    ),
+    ("mpi", ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")),
+    ("slurm", ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")),
+)
+
+
+def started_by(environment: Mapping[str, str] = os.environ) -> Started | None:
+    """Who started this process, and as which of how many; None when a person did.
+
+    Processes that Paceline itself starts have PACELINE_RANK and are not asked.
+    """
+    if "PACELINE_RANK" in environment or "PACELINE_AGENT" in environment:
+        return None
+    for by, (rank, size, local_rank, local_size) in _LAUNCHERS:
+        if rank not in environment or size not in environment:
+            continue
+        if by == "slurm" and "SLURM_STEP_ID" not in environment:
+            continue  # the batch script itself: it will start us with srun
+        started = Started(
+            by=by,
+            rank=_number(environment, rank),
+            size=_number(environment, size),
+            local_rank=_number(environment, local_rank, 0),
+            local_size=_number(environment, local_size, 1),
+        )
+        if by == "torchrun" and "MASTER_ADDR" in environment:
+            return dataclasses.replace(
+                started,
+                address=environment["MASTER_ADDR"],
+                port=_number(environment, "MASTER_PORT", 29500),
+                has_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            )
+        if by == "slurm":
+            return _with_slurm_store(started, environment)
+        return started
+    return None
+
+
+def _with_slurm_store(started: Started, environment: Mapping[str, str]) -> Started:
+    """Without MPI the first host of the step listens, on a port that follows from the job."""
+    names = expand_nodes(environment.get("SLURM_STEP_NODELIST") or "localhost")
+    job = _number(environment, "SLURM_JOB_ID", 0) * 16 + _number(environment, "SLURM_STEP_ID", 0)
+    return dataclasses.replace(started, address=names[0], port=20000 + job % 10000)
+
+
+def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    # "2(x3)" is how Slurm writes "2 on each of 3 hosts".
+    value = environment.get(name, "").partition("(")[0].partition(",")[0]
+    if not value and default is not None:
+        return default
+    if not value.isdigit():
+        raise ConfigError(f"{name} = {value!r} must be a whole number: the launcher sets it")
+    return int(value)
+
+
+def expand_nodes(text: str) -> list[str]:
+    """Host names from Slurm's short form.
+
+    >>> expand_nodes("a[1-2,07],login")
+    ['a1', 'a2', 'a07', 'login']
+    """
+    names: list[str] = []
+    for word in re.findall(r"[^,\[]+(?:\[[^\]]*\])?", text):
+        stem, _, ranges = word.partition("[")
+        if not ranges:
+            names.append(stem)
+            continue
+        for part in ranges.rstrip("]").split(","):
+            first, _, last = part.partition("-")
+            for number in range(int(first), int(last or first) + 1):
+                names.append(f"{stem}{number:0{len(first)}d}")
+    return names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """A Slurm allocation that this process stands in."""
+
+    job: str
+    hosts: tuple[str, ...]
+    tasks: int
+
+
+def slurm_allocation(environment: Mapping[str, str] = os.environ) -> Allocation | None:
+    """The allocation, where `srun` would use it without asking for another."""
+    job = environment.get("SLURM_JOB_ID")
+    nodes = environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST")
+    if not job or not nodes:
+        return None
+    hosts = tuple(expand_nodes(nodes))
+    return Allocation(job=job, hosts=hosts, tasks=_number(environment, "SLURM_NTASKS", len(hosts)))
+
+
+AGENT_VARIABLES = ("PACELINE_DATA", "PACELINE_CACHE", "ONEDNN_MAX_CPU_ISA", "PYTHONPATH")
+"""What an agent needs of the launcher's environment: ssh gives a fresh one."""
+
+
+def passed_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The launcher's variables that its agents are to have."""
+    return {name: environment[name] for name in AGENT_VARIABLES if name in environment}
+
+
+def use_variables(variables: Mapping[str, str]) -> None:
+    """Take over what the launcher passes on."""
+    os.environ.update({name: variables[name] for name in AGENT_VARIABLES if name in variables})
+
+
+def agent_node(environment: Mapping[str, str] = os.environ) -> int | None:
+    """Which node an agent is, by whoever started it."""
+    names = ("PACELINE_NODE", "RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+    for name in (*names, "SLURM_PROCID"):
+        if name in environment:
+            return _number(environment, name)
+    return None
+
+
+def local_place(environment: Mapping[str, str] = os.environ) -> int:
+    """Which of its host's processes this is, as torchrun counts."""
+    return _number(environment, "LOCAL_RANK", 0)
+
+
+def agent_process(environment: Mapping[str, str] = os.environ) -> int:
+    """The agent that started this process."""
+    return _number(environment, "PACELINE_AGENT", os.getppid())
+
+
+def handed_board(environment: Mapping[str, str] = os.environ) -> int | None:
+    """Descriptor of the board on which the agent of this node looks; None: nobody does."""
+    value = environment.get("PACELINE_BOARD", "")
+    return int(value) if value.isdigit() else None
+
+
+def child_environment(
+    changes: Mapping[str, str], environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Of a process that an agent or the launcher starts: this one's, with changes."""
+    return {**environment, **changes}
+
+
+def inherited_descriptors(environment: Mapping[str, str] = os.environ) -> tuple[int, ...]:
+    """Descriptors that MPICH hands down: a child that is to be the MPI rank needs them."""
+    value = environment.get("PMI_FD", "")
+    return (int(value),) if value.isdigit() else ()
 
 
 @dataclass(frozen=True, kw_only=True)

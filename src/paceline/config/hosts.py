@@ -1,0 +1,94 @@
+"""`--hosts`: a file, names on the line, the lab's own, or a Slurm allocation's."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from paceline.config.environment import lab_hosts
+from paceline.errors import ConfigError
+from paceline.schema.codec import decode
+from paceline.schema.hosts import Host, HostDefaults, Hosts
+
+_RULE = "give a hosts.toml, names as --hosts a,b, or --hosts lab inside `paceline lab run`"
+
+
+def find_hosts(text: str) -> Hosts:
+    """What `--hosts TEXT` means.
+
+    >>> [host.name for host in find_hosts("a,b:2").host]
+    ['a', 'b']
+    """
+    if text == "lab":
+        path = lab_hosts()
+        if path is None:
+            raise ConfigError(
+                "--hosts lab works inside a lab only: paceline lab run LAB.toml -- paceline train"
+                " ... --hosts lab"
+            )
+        return load_hosts(path)
+    path = Path(text).expanduser()
+    if text.endswith(".toml") or "/" in text or path.is_file():
+        return load_hosts(path)
+    return hosts_from_names(text)
+
+
+def hosts_from_names(text: str) -> Hosts:
+    """Names or addresses with commas; `name:2` has two slots."""
+    hosts: list[dict[str, Any]] = []
+    for word in text.split(","):
+        name, separator, slots = word.strip().rpartition(":")
+        if not separator:
+            hosts.append({"name": word.strip()})
+        elif slots.isdigit() and name:
+            hosts.append({"name": name, "slots": int(slots)})
+        else:
+            raise ConfigError(f"--hosts {text!r}: {word!r} is not a host's name: {_RULE}")
+    if not all(host["name"] for host in hosts):
+        raise ConfigError(f"--hosts {text!r} has an empty name: {_RULE}")
+    return hosts_from({"host": hosts})
+
+
+def load_hosts(path: Path) -> Hosts:
+    """The hosts of a TOML file."""
+    try:
+        data = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"--hosts {str(path)!r}: there is no such file: {_RULE}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as text: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    try:
+        return hosts_from(data)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def hosts_from(data: dict[str, Any]) -> Hosts:
+    """Hosts from plain tables, with [defaults] filled in."""
+    defaults = data.get("defaults", {})
+    decode(HostDefaults, defaults, "defaults")
+    entries = data.get("host", [])
+    if isinstance(entries, list):
+        entries = [{**defaults, **entry} if isinstance(entry, dict) else entry for entry in entries]
+    hosts = decode(Hosts, {**data, "host": entries})
+    if not hosts.workers:
+        what = "only servers" if hosts.host else "no [[host]]"
+        raise ConfigError(f'the hosts have {what}: at least one with role = "worker" must train')
+    shares = [host for host in hosts.workers if host.share is not None]
+    if shares and len(shares) < len(hosts.workers):
+        without = next(host.name for host in hosts.workers if host.share is None)
+        raise ConfigError(
+            f"host {shares[0].name!r} has share = {shares[0].share:g} but {without!r} has none:"
+            " give every worker a share, or none, so that they are measured"
+        )
+    if shares and not any(host.share for host in shares):
+        raise ConfigError("every host has share = 0: at least one must take samples")
+    return hosts
+
+
+def numbered_hosts(count: int) -> Hosts:
+    """Hosts that an engine chooses itself; their names are learnt when their agents come."""
+    return Hosts(host=tuple(Host(name=f"node-{number}") for number in range(count)))

@@ -1,0 +1,365 @@
+"""What an engine starts for each node: `python -m paceline.launch.agent`.
+
+The agent is small and never computes: it keeps in touch with the launcher while
+a process of its own trains. When the launcher goes, in whatever way, the agent
+ends what it has started; when the agent is killed, the kernel ends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from paceline.config.environment import (
+    agent_node,
+    cache_root,
+    child_environment,
+    inherited_descriptors,
+    local_place,
+    rank_environment,
+)
+from paceline.launch.channel import BEAT_SECONDS, Channel, Message, connect, pieces_of, take_piece
+from paceline.launch.child import Child
+from paceline.launch.leftovers import SharedFiles
+from paceline.launch.rank import die_with_parent
+from paceline.local.board import Board, anonymous_memory
+from paceline.local.cores import divide_cores, pin, usable_cores, visible_cores
+from paceline.run import RunDirectory
+from paceline.schema import NodePlan, Plan, RankContext, decode
+
+MARKER = ".launch"
+"""File in the run directory by which an agent sees that it is the launcher's own."""
+BACK = ["metrics.jsonl", "run.json", "checkpoints/latest", "checkpoints/best"]
+"""What the first node sends back where the hosts share no files."""
+
+
+class Agent:
+    """One node's side of a run."""
+
+    def __init__(self, channel: Channel, node: int) -> None:
+        self.channel = channel
+        self.node = node
+        self.selector = selectors.DefaultSelector()
+        self.child: Child | None = None
+        self.board: Board | None = None
+        self.first_rank = 0
+        self.ranks = 1
+        self.run = RunDirectory(Path())
+        self.own_run: Path | None = None
+        self.exit_code: int | None = None
+        self.variables: dict[str, str] = {}
+        self.shared_files = SharedFiles()
+
+    def serve(self) -> int:
+        """Until the launcher says goodbye, or has gone."""
+        self.selector.register(self.channel, selectors.EVENT_READ)
+        beat = 0.0
+        try:
+            while self.exit_code is None:
+                events = selectors.EVENT_READ
+                if self.channel.is_waiting:
+                    events |= selectors.EVENT_WRITE
+                self.selector.modify(self.channel, events)
+                for key, mask in self.selector.select(max(0.0, beat - time.monotonic())):
+                    if key.fileobj is not self.channel:
+                        self.relay(key.data)
+                        continue
+                    if mask & selectors.EVENT_WRITE:
+                        self.channel.flush()
+                    self.listen()
+                if self.child is not None:
+                    self.look_after(self.child)
+                if time.monotonic() >= beat:
+                    beat = time.monotonic() + BEAT_SECONDS
+                    self.channel.send("beat", ranks=self.places())
+            return self.exit_code
+        finally:
+            self.end_child()
+            self.selector.close()
+            self.channel.close()
+            self.shared_files.remove()
+            if self.own_run is not None:
+                shutil.rmtree(self.own_run, ignore_errors=True)
+
+    # --- what the launcher says -----------------------------------------------
+
+    def listen(self) -> None:
+        messages, is_open = self.channel.receive()
+        for message in messages:
+            handler = getattr(self, f"on_{message['kind']}", None)
+            if handler is not None and self.exit_code is None:
+                try:
+                    handler(message)
+                except Exception as error:
+                    self.channel.send("error", report=_report(error, self.first_rank))
+        if not is_open and self.exit_code is None:
+            self.exit_code = 1
+
+    def on_welcome(self, message: Message) -> None:
+        """Where the run is, what the launcher's environment has, which cores are ours."""
+        self.variables = dict(message["variables"])
+        path = Path(message["run"])
+        marker = path / MARKER
+        shared = marker.is_file() and marker.read_text() == message["marker"]
+        if not shared:
+            root = Path(self.variables.get("PACELINE_CACHE") or cache_root())
+            self.own_run = root / "runs" / f"{message['marker'][:16]}-{self.node}"
+            self.own_run.mkdir(parents=True, exist_ok=True)
+            path = self.own_run
+        self.run = RunDirectory(path)
+        if not shared:
+            self.run.config.write_text(message["config"])
+        with contextlib.suppress(OSError):
+            os.chdir(message["folder"])
+        wanted = message["cores"]
+        cores = visible_cores()[: wanted or None]
+        mine = divide_cores(cores, message["slots"], message["slot"])
+        if message["slots"] > 1 or wanted:
+            pin(mine)
+        self.channel.send("ready", shared=shared, cores=list(mine), usable=usable_cores())
+
+    def on_file(self, message: Message) -> None:
+        """A piece of what is to be continued, where the hosts share no files."""
+        if self.own_run is not None:
+            take_piece(self.own_run, message)
+
+    def on_race(self, message: Message) -> None:
+        """Find the fastest way to train here."""
+        changes = [f"workload.batch_size={message['batch']}"]
+        words = [word for change in changes for word in ("--set", change)]
+        command = ["race", str(self.run.config), *words, "--json"]
+        if message["again"]:
+            command.append("--again")
+        self.start_child("race", ["paceline.cli", *command], {}, collect=True)
+
+    def on_port(self, message: Message) -> None:
+        """A port of this host that is free now."""
+        with socket.create_server(("", 0)) as listener:
+            self.channel.send("port", port=listener.getsockname()[1])
+
+    def on_start(self, message: Message) -> None:
+        """Train this node's part."""
+        plan = decode(Plan, message["plan"])
+        node = plan.nodes[self.node]
+        self.first_rank = sum(other.ranks for other in plan.nodes[: self.node])
+        self.ranks = node.ranks
+        if self.own_run is not None:
+            self.run.plan.write_text(json.dumps(message["plan"]))
+        context = RankContext(
+            rank=self.first_rank,
+            world_size=sum(other.ranks for other in plan.nodes),
+            local_size=node.ranks,
+            node=self.node,
+            nodes=len(plan.nodes),
+            address=message["address"],
+            port=message["port"],
+            backend=message["backend"],
+        )
+        error = self.run.path / f"node-{self.node}" / "error.json"
+        error.unlink(missing_ok=True)
+        variables = rank_environment(context)
+        descriptor = anonymous_memory("board")
+        self.board = Board(descriptor, ranks=node.ranks, rank=0)
+        variables["PACELINE_BOARD"] = str(descriptor)
+        words = [message["program"], str(self.run.path), str(int(message["silent"]))]
+        self.start_child("train", words, variables, descriptors=(descriptor,), node=node)
+        os.close(descriptor)
+
+    def on_stop(self, message: Message) -> None:
+        """Stop in order, or at once when there is nothing yet to stop."""
+        if self.child is not None and self.child.purpose == "train":
+            self.child.signal(message["signal"])
+
+    def on_abort(self, message: Message) -> None:
+        """Another host failed, or the user has lost patience."""
+        self.end_child()
+        self.exit_code = 1
+
+    def on_bye(self, message: Message) -> None:
+        """Everything is done."""
+        self.exit_code = 0
+
+    # --- the process that works -----------------------------------------------
+
+    def start_child(
+        self,
+        purpose: str,
+        words: list[str],
+        variables: dict[str, str],
+        *,
+        collect: bool = False,
+        descriptors: tuple[int, ...] = (),
+        node: NodePlan | None = None,
+    ) -> None:
+        variables = self.variables | variables | {"PACELINE_AGENT": str(os.getpid())}
+        if node is not None:
+            variables["OMP_NUM_THREADS"] = str(node.threads)
+        parent = os.getpid()
+        process = subprocess.Popen(
+            [sys.executable, "-m", *words],
+            env=child_environment(variables),
+            pass_fds=(*descriptors, *inherited_descriptors()),
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(parent),  # safe: one thread here
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self.child = Child(process, purpose, collect=collect)
+        for stream in self.child.streams:
+            self.selector.register(stream, selectors.EVENT_READ, stream)
+
+    def relay(self, stream: Any) -> None:
+        """Pass on what the child has printed."""
+        assert self.child is not None
+        lines, is_open = self.child.read(stream)
+        for rank, text in lines:
+            self.channel.send("line", rank=self.first_rank if rank is None else rank, text=text)
+        if not is_open:
+            self.selector.unregister(stream)
+
+    def look_after(self, child: Child) -> None:
+        """Tell the launcher how the child ended."""
+        if child.process.poll() is None:
+            return
+        for stream in child.streams:
+            if stream in self.selector.get_map():
+                self.relay(stream)
+                if stream in self.selector.get_map():
+                    self.selector.unregister(stream)
+        code = child.process.returncode
+        self.end_child()
+        if child.purpose == "race":
+            self.tell_race(child, code)
+        elif code in (0, 128 + signal.SIGINT, 128 + signal.SIGTERM):
+            self.send_back()
+            self.channel.send("end", code=code)
+        else:
+            self.send_back()
+            self.channel.send("error", report=self.failure(code))
+
+    def tell_race(self, child: Child, code: int) -> None:
+        try:
+            self.channel.send("race", race=json.loads(child.output()))
+        except ValueError:
+            report = _report(RuntimeError(f"the race ended with code {code}"), self.first_rank)
+            words = child.last_words().removeprefix("paceline: ")
+            report |= {"kind": "StrategyError", "expected": True}
+            self.channel.send("error", report=report | ({"message": words} if words else {}))
+
+    def send_back(self) -> None:
+        """What all nodes share is written by the first; bring it to the launcher."""
+        if self.own_run is None or self.node != 0:
+            return
+        for piece in pieces_of(self.run.path, BACK):
+            self.channel.send("file", **piece)
+
+    def failure(self, code: int) -> dict[str, Any]:
+        """What the child has left word of, or how it ended without one."""
+        path = self.run.path / f"node-{self.node}" / "error.json"
+        with contextlib.suppress(OSError, ValueError):
+            report: dict[str, Any] = json.loads(path.read_text())
+            return report
+        place = self.places()[0]
+        where = f"in {place['phase'] or 'start-up'} of update {place['update']}"
+        if code < 0:
+            name = signal.Signals(-code).name
+            cause = " (often: out of memory)" if -code == signal.SIGKILL else ""
+            text = f"was killed by {name}{cause} {where}"
+        else:
+            text = f"exited with code {code} {where}"
+        return {
+            "rank": self.first_rank,
+            "kind": "WorkerError",
+            "message": text,
+            "expected": True,
+            "traceback": "",
+        }
+
+    def places(self) -> list[dict[str, Any]]:
+        """Where each rank of this node is."""
+        if self.board is None:
+            phase = self.child.purpose if self.child is not None else "start-up"
+            return [{"rank": self.first_rank, "phase": phase, "update": 0}]
+        return [
+            {
+                "rank": self.first_rank + number,
+                "phase": self.board.phase(number),
+                "update": self.board.update(number),
+            }
+            for number in range(self.ranks)
+        ]
+
+    def end_child(self) -> None:
+        child, self.child = self.child, None
+        if child is not None:
+            for stream in child.streams:
+                if stream in self.selector.get_map():
+                    self.selector.unregister(stream)
+            child.end()
+
+
+def _report(error: BaseException, rank: int) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "kind": type(error).__name__,
+        "message": str(error),
+        "expected": False,
+        "traceback": "",
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Join the launcher and do what it says."""
+    parser = argparse.ArgumentParser(prog="paceline.launch.agent")
+    parser.add_argument("--to", required=True, help="ADDRESS:PORT[,ADDRESS:PORT] of the launcher")
+    parser.add_argument("--token", required=True)
+    parser.add_argument("--node", type=int, help="which node this is; else whoever started it says")
+    parser.add_argument("--first-node", type=int, help="of this host; torchrun counts from there")
+    options = parser.parse_args(arguments)
+    node = options.node
+    if options.first_node is not None:
+        node = options.first_node + local_place()
+    elif node is None:
+        node = agent_node()
+    if node is None:
+        print("paceline: an agent must know its node: give --node", file=sys.stderr)
+        return 2
+    # The launcher decides who hears of Ctrl-C; whoever sends SIGTERM means it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGHUP, _leave)
+    places = [word.rpartition(":") for word in options.to.split(",")]
+    try:
+        channel = connect([(address, int(port)) for address, _, port in places])
+    except ConnectionError as error:
+        print(f"paceline: node {node} on {platform.node()}: {error}", file=sys.stderr)
+        return 1
+    channel.send(
+        "hello",
+        token=options.token,
+        node=node,
+        host=platform.node(),
+        cores=visible_cores(),
+    )
+    return Agent(channel, node).serve()
+
+
+def _leave(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""The launcher's end of all control connections: who is there, who was heard of, who is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import secrets
+import selectors
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.launch.channel import BEAT_SECONDS, SILENCE_SECONDS, Channel, Message
+
+GREETING_SECONDS = 10.0
+"""A connection that has not said who it is by then is closed."""
+
+
+@dataclass
+class Peer:
+    """An agent, as the launcher knows it."""
+
+    node: int
+    channel: Channel
+    host: str = ""
+    address: str = ""
+    """Where it called from."""
+    cores: tuple[int, ...] = ()
+    heard: float = field(default_factory=time.monotonic)
+    places: list[dict[str, Any]] = field(default_factory=list)
+    ended: bool = False
+
+    @property
+    def place(self) -> str:
+        """Where its ranks were when they were last heard of."""
+        if not self.places:
+            return "start-up"
+        least = min(self.places, key=lambda place: int(place["update"]))
+        phase = least["phase"] or "start-up"
+        return f"{phase} of update {least['update']}" if least["update"] or phase else phase
+
+
+@dataclass(frozen=True)
+class Lost:
+    """An agent that has gone without a goodbye."""
+
+    node: int
+    silent_seconds: float | None
+    """How long nothing was heard; None: its connection was closed."""
+
+
+class Control:
+    """Listens for agents, and talks with those that know the token."""
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes = nodes
+        self.token = secrets.token_hex(16)
+        self.peers: dict[int, Peer] = {}
+        self._listener = socket.create_server(("", 0), backlog=256)
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._strangers: dict[Channel, float] = {}
+        self._beat = 0.0
+        self._looked = time.monotonic()
+
+    @property
+    def missing(self) -> list[int]:
+        """Nodes whose agent has not come yet."""
+        return [node for node in range(self.nodes) if node not in self.peers]
+
+    def send(self, node: int, kind: str, **fields: Any) -> None:
+        """Tell one agent something."""
+        if node in self.peers:
+            self.peers[node].channel.send(kind, **fields)
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """Tell all agents the same."""
+        for node in self.peers:
+            self.send(node, kind, **fields)
+
+    def turn(self, seconds: float) -> tuple[list[tuple[int, Message]], list[Lost]]:
+        """Wait a little; what agents have said since, and whom we have lost."""
+        messages: list[tuple[int, Message]] = []
+        lost: list[Lost] = []
+        self._send_beats()
+        for key, mask in self._selector.select(seconds):
+            if key.fileobj is self._listener:
+                self._accept()
+                continue
+            channel: Channel = key.data
+            if mask & selectors.EVENT_WRITE:
+                channel.flush()
+            arrived, is_open = channel.receive()
+            if channel in self._strangers:
+                arrived, is_open = self._greet(channel, arrived, is_open)
+            peer = next((p for p in self.peers.values() if p.channel is channel), None)
+            if peer is None:
+                continue
+            messages += self._hear(peer, arrived)
+            if not is_open:
+                self._selector.unregister(channel)
+                channel.close()
+                del self.peers[peer.node]
+                if not peer.ended:
+                    self.peers[peer.node] = peer  # remembered for the message
+                    lost.append(Lost(peer.node, None))
+        lost += self._find_silent()
+        return messages, lost
+
+    def _hear(self, peer: Peer, arrived: list[Message]) -> list[tuple[int, Message]]:
+        kept = []
+        for message in arrived:
+            peer.heard = time.monotonic()
+            if message["kind"] == "beat":
+                peer.places = list(message["ranks"])
+                continue
+            if message["kind"] in ("end", "error"):
+                peer.ended = True
+            kept.append((peer.node, message))
+        return kept
+
+    def _send_beats(self) -> None:
+        now = time.monotonic()
+        if now >= self._beat:
+            self._beat = now + BEAT_SECONDS
+            late = [c for c, since in self._strangers.items() if now - since > GREETING_SECONDS]
+            for channel in late:
+                self._drop(channel)
+        for peer in self.peers.values():
+            if peer.channel.fileno() >= 0:
+                waiting = selectors.EVENT_WRITE if peer.channel.is_waiting else 0
+                self._selector.modify(peer.channel, selectors.EVENT_READ | waiting, peer.channel)
+
+    def _find_silent(self) -> list[Lost]:
+        now = time.monotonic()
+        if now - self._looked > 2.0:  # we were stopped ourselves: nobody's silence
+            for peer in self.peers.values():
+                peer.heard += now - self._looked
+        self._looked = now
+        return [
+            Lost(peer.node, now - peer.heard)
+            for peer in self.peers.values()
+            if not peer.ended and peer.channel.fileno() >= 0 and now - peer.heard > SILENCE_SECONDS
+        ]
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self._listener.accept()
+            channel = Channel(connection)
+            self._strangers[channel] = time.monotonic()
+            self._selector.register(channel, selectors.EVENT_READ, channel)
+
+    def _greet(
+        self, channel: Channel, arrived: list[Message], is_open: bool
+    ) -> tuple[list[Message], bool]:
+        """Make a stranger a peer, or close its connection."""
+        if not arrived and is_open:
+            return [], True
+        hello = arrived[0] if arrived else {}
+        node = hello.get("node")
+        known = hmac.compare_digest(str(hello.get("token", "")), self.token)
+        if not known or not isinstance(node, int) or node not in self.missing:
+            self._drop(channel)
+            return [], False
+        del self._strangers[channel]
+        self.peers[node] = Peer(
+            node=node,
+            channel=channel,
+            host=str(hello.get("host", "")),
+            address=str(channel.connection.getpeername()[0]),
+            cores=tuple(hello.get("cores", ())),
+        )
+        return arrived, is_open
+
+    def _drop(self, channel: Channel) -> None:
+        self._strangers.pop(channel, None)
+        self._selector.unregister(channel)
+        channel.close()
+
+    def close(self) -> None:
+        """Close every connection; agents that are still there end what they have started."""
+        self._listener.close()
+        for peer in self.peers.values():
+            if peer.channel.fileno() >= 0:
+                peer.channel.close()
+        for channel in self._strangers:
+            channel.close()
+        self._selector.close()
+
+
+def addresses_towards(hosts: list[str]) -> list[str]:
+    """This machine's addresses on the ways to the hosts, so that they can reach it.
+
+    The loopback is named only when all hosts are this machine.
+    """
+    found = [address for address in (_own_address_towards(host) for host in hosts) if address]
+    outside = [address for address in found if not address.startswith("127.")]
+    return list(dict.fromkeys(outside or found or ["127.0.0.1"]))
+
+
+def _own_address_towards(host: str) -> str | None:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None

@@ -1,0 +1,276 @@
+"""The launcher's side of the checks: ask all hosts at once, compare, refuse in plain words."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.config.environment import passed_variables
+from paceline.errors import UserError
+from paceline.launch.ssh import ssh_words
+from paceline.references import is_reference
+from paceline.schema import Config
+from paceline.schema.hosts import Host
+
+ANSWER_SECONDS = 45.0
+CLOCK_SECONDS = 30.0
+"""Clocks further apart than this make times in logs misleading."""
+_MUST_AGREE = ("paceline", "torch", "python")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """What the hosts said of themselves."""
+
+    facts: dict[str, dict[str, Any]]
+    """By the host's name."""
+    reached: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """Who reached whom, in how many seconds or why not."""
+    networks: dict[str, tuple[str, str] | None] = field(default_factory=dict)
+    """Interface and network by which each host reaches the others."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """Hosts that did not answer, and what ssh or Python said."""
+    clocks: dict[str, float] = field(default_factory=dict)
+    """Seconds that each host's clock is ahead of the launcher's."""
+
+    @property
+    def network(self) -> str | None:
+        """The network that joins all hosts, if it is one and the same."""
+        found = {place[1] for place in self.networks.values() if place is not None}
+        return found.pop() if len(found) == 1 and None not in self.networks.values() else None
+
+    @property
+    def interface(self) -> str | None:
+        """The interface by which all hosts reach each other, where its name is the same."""
+        found = {place[0] for place in self.networks.values() if place is not None}
+        return found.pop() if len(found) == 1 and None not in self.networks.values() else None
+
+    def mpi(self) -> str | None:
+        """The MPI that all hosts have, or None."""
+        found = {facts["mpi"] for facts in self.facts.values()}
+        return found.pop() if len(found) == 1 else None
+
+    def problems(self) -> list[str]:
+        """Why these hosts cannot train together, one sentence each."""
+        found = [f"host {name} does not answer: {reason}" for name, reason in self.failures.items()]
+        names = list(self.facts)
+        if not names:
+            return found
+        first = names[0]
+        for package in _MUST_AGREE:
+            versions = {name: self.facts[name]["versions"].get(package) for name in names}
+            if package == "python":
+                versions = {n: ".".join(str(v).split(".")[:2]) for n, v in versions.items()}
+            found += [
+                f"host {name} has {package} {versions[name] or 'not at all'} but {first} has"
+                f" {versions[first]}: install the same version on all hosts"
+                for name in names[1:]
+                if versions[name] != versions[first]
+            ]
+        found += self._data_problems(names)
+        found += [
+            f"host {name} cannot reach {other}: {answer['error']}; check its firewall, or give"
+            " `address` another of its addresses in hosts.toml"
+            for name, answers in self.reached.items()
+            for other, answer in answers.items()
+            if "error" in answer
+        ]
+        return found
+
+    def _data_problems(self, names: list[str]) -> list[str]:
+        found = [
+            f"host {name} does not have the data: put it where data.root says, or point"
+            " PACELINE_DATA to it on that host"
+            for name in names
+            if self.facts[name]["data"] == "none"
+        ]
+        having = [name for name in names if self.facts[name]["data"] != "none"]
+        found += [
+            f"host {name} has other data than {having[0]}: the names or sizes of its files differ;"
+            " copy one to the other"
+            for name in having[1:]
+            if self.facts[name]["data"] != self.facts[having[0]]["data"]
+        ]
+        for source in self.facts[names[0]]["sources"]:
+            hashes = {name: self.facts[name]["sources"][source] for name in names}
+            found += [
+                f"host {name} does not have {source}: copy it there, at the same path"
+                for name in names
+                if hashes[name] == "none"
+            ]
+            found += [
+                f"host {name} has another {source} than {names[0]}: copy one to the other"
+                for name in names[1:]
+                if "none" not in (hashes[name], hashes[names[0]])
+                and hashes[name] != hashes[names[0]]
+            ]
+        return found
+
+    def warnings(self) -> list[str]:
+        """What is odd but stops nothing."""
+        return [
+            f"the clock of host {name} is {abs(ahead):.0f} s"
+            f" {'ahead of' if ahead > 0 else 'behind'} this machine's: times in its files will look"
+            " wrong"
+            for name, ahead in self.clocks.items()
+            if abs(ahead) > CLOCK_SECONDS
+        ]
+
+
+def wanted_facts(config: Config) -> dict[str, Any]:
+    """What the checks must know of a configuration."""
+    work = config.workload
+    named = (work.model, work.loss, config.optimizer.name)
+    sources = [name for name in named if is_reference(name)]
+    if work.weights:
+        sources.append(work.weights)
+    return {
+        "data": work.data,
+        "root": config.data.root,
+        "cache": config.data.cache,
+        "sources": sources,
+        "variables": passed_variables(),
+        "folder": str(Path.cwd()),
+    }
+
+
+class _Asked:
+    """A host that is being asked."""
+
+    def __init__(self, host: Host, wanted: dict[str, Any]) -> None:
+        self.host = host
+        python = host.python or sys.executable
+        command = [python, "-m", "paceline.launch.checks", json.dumps(wanted)]
+        self.process = subprocess.Popen(
+            ssh_words(host, command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self.sent = time.time()
+        self._rest = b""
+
+    def read(self) -> tuple[dict[str, Any] | None, bool]:
+        """The answer if it has come, and whether one may still come."""
+        assert self.process.stdout is not None
+        data = os.read(self.process.stdout.fileno(), 1 << 16)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            with contextlib.suppress(ValueError):  # else: what a login script printed
+                answer = json.loads(line)
+                if isinstance(answer, dict):
+                    return answer, False
+        return None, bool(data)
+
+    def tell(self, message: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.write(json.dumps(message).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def last_words(self) -> str:
+        """Why there was no answer."""
+        self.process.kill()
+        _, errors = self.process.communicate(timeout=10)
+        lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
+        words = lines[-1] if lines else f"it said nothing within {ANSWER_SECONDS:.0f} s"
+        if "No module named" in words and "paceline" in words:
+            words += " (its Python lacks Paceline: set `python` in hosts.toml)"
+        return words
+
+    def close(self) -> None:
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=2)
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(timeout=10)
+
+
+def inspect_hosts(hosts: tuple[Host, ...], wanted: dict[str, Any]) -> Inspection:
+    """Ask all hosts at once what they are, and whether they reach each other."""
+    asked: list[_Asked] = []
+    failures: dict[str, str] = {}
+    clocks: dict[str, float] = {}
+    try:
+        for host in hosts:
+            asked.append(_Asked(host, wanted))
+        facts = _collect(asked, failures)
+        now = time.time()
+        for name, found in facts.items():
+            # Between asking and now: an error of seconds at most, which is enough to warn.
+            clocks[name] = _apart(
+                found["time"], next(a.sent for a in asked if a.host.name == name), now
+            )
+        able = [each for each in asked if each.host.name in facts]
+        for each in able:
+            peers = [
+                [other.host.name, other.host.network_address, facts[other.host.name]["port"]]
+                for other in able
+                if other is not each
+            ]
+            each.tell({"peers": peers})
+        answers = _collect(able, failures)
+    finally:
+        for each in asked:
+            each.close()
+    return Inspection(
+        facts=facts,
+        reached={name: answer["reached"] for name, answer in answers.items()},
+        networks={
+            name: tuple(answer["interface"]) if answer["interface"] else None
+            for name, answer in answers.items()
+        },
+        failures=failures,
+        clocks=clocks,
+    )
+
+
+def _apart(theirs: float, before: float, after: float) -> float:
+    if theirs < before:
+        return theirs - before
+    return max(0.0, theirs - after)
+
+
+def _collect(asked: list[_Asked], failures: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """One line of JSON from every host; who gives none is noted with the reason."""
+    found: dict[str, dict[str, Any]] = {}
+    deadline = time.monotonic() + ANSWER_SECONDS
+    with selectors.DefaultSelector() as selector:
+        for each in asked:
+            assert each.process.stdout is not None
+            selector.register(each.process.stdout, selectors.EVENT_READ, each)
+        while selector.get_map() and time.monotonic() < deadline:
+            for key, _ in selector.select(0.5):
+                each = key.data
+                answer, may_come = each.read()
+                if answer is not None:
+                    found[each.host.name] = answer
+                elif not may_come:
+                    failures[each.host.name] = each.last_words()
+                if not may_come:
+                    selector.unregister(key.fileobj)
+        for key in list(selector.get_map().values()):
+            failures[key.data.host.name] = key.data.last_words()
+    return found
+
+
+def check_hosts(hosts: tuple[Host, ...], config: Config) -> Inspection:
+    """The inspection of hosts that may train together; else an error with every reason."""
+    found = inspect_hosts(hosts, wanted_facts(config))
+    problems = found.problems()
+    if problems:
+        raise UserError("\n".join(problems))
+    return found

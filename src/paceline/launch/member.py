@@ -1,0 +1,82 @@
+"""What an agent starts to train one node: `python -m paceline.launch.member RUN SILENT`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from paceline.config.environment import agent_process, handed_board, rank_context
+from paceline.errors import PacelineError
+from paceline.launch.rank import die_with_parent
+from paceline.run import RunDirectory
+from paceline.schema import write_json
+
+if TYPE_CHECKING:
+    from paceline.local.board import Board
+
+_COPY_SECONDS = 0.2
+INTERRUPTED = 3
+"""Exit code of a node that was interrupted before it trained."""
+
+
+def main(run_path: str, silent: str) -> int:
+    """Train this node; leave word in RUN/node-N/error.json of what went wrong."""
+    die_with_parent(agent_process())
+    # Until training takes them over there is nothing to save.
+    signal.signal(signal.SIGINT, _leave)
+    signal.signal(signal.SIGTERM, _leave)
+    run, context = RunDirectory(Path(run_path)), rank_context()
+    try:
+        from paceline.launch.node import run_node
+
+        return run_node(run, context, silent=silent == "1", watch=_show_agent)
+    except BaseException as error:
+        folder = run.path / f"node-{context.node}"
+        folder.mkdir(exist_ok=True)
+        write_json(
+            folder / "error.json",
+            {
+                "time": time.time(),
+                "rank": context.rank,
+                "kind": type(error).__name__,
+                "message": str(error),
+                "expected": isinstance(error, PacelineError),
+                "traceback": "".join(traceback.format_exception(error)),
+            },
+        )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)  # a collective that still waits must not keep this process
+
+
+def _show_agent(board: Board) -> None:
+    """Copy where the ranks are to the board that the agent looks at."""
+    descriptor = handed_board()
+    if descriptor is None:
+        return
+    from paceline.local.board import Board
+
+    copies = [Board(descriptor, ranks=board.size, rank=rank) for rank in range(board.size)]
+
+    def copy() -> None:
+        while True:
+            for rank, place in enumerate(copies):
+                place.enter(board.phase(rank), board.update(rank))
+            time.sleep(_COPY_SECONDS)
+
+    threading.Thread(target=copy, name="paceline-places", daemon=True).start()
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os._exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:3]))

@@ -1,0 +1,377 @@
+"""A training on several hosts, from the launcher's side: gather, race, start, watch, end."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from paceline import errors
+from paceline.config.environment import passed_variables
+from paceline.errors import WorkerError
+from paceline.launch.agent import MARKER
+from paceline.launch.channel import Message, pieces_of, take_piece
+from paceline.launch.control import Control, Lost, addresses_towards
+from paceline.launch.engines import Engine, Launch, Running
+from paceline.run import RunDirectory
+from paceline.schema import Plan, Race, decode, encode, write_json
+from paceline.schema.hosts import Host, Hosts, Place
+
+START_SECONDS = 120.0
+"""Every agent must have come by then, counted from when the engine could start them."""
+GRACE_SECONDS = 2.0
+"""After a failure, how long others have to say what they know: the cause may come second."""
+END_SECONDS = 4.0
+"""How long agents have to end when they are told to."""
+_CONSEQUENCES = ("another rank failed", "lost another host")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What is to be done on the hosts."""
+
+    run: RunDirectory
+    hosts: Hosts
+    config: str
+    """config.toml, as text."""
+    plan: Callable[[Session], Plan]
+    """Makes the plan when every agent is there; may ask them to race."""
+    program: str = "paceline.launch.member"
+    """The module that trains one node."""
+    silent: bool = False
+    say: Callable[[str], None] = print
+    show: Callable[[str], None] = print
+    """Where the prefixed lines of ranks go."""
+    start_seconds: float = START_SECONDS
+    network: str | None = None
+    interface: str | None = None
+    store_port: int = 29500
+    """What the checks found out; see `Launch`."""
+
+
+@dataclass
+class Signals:
+    """Ctrl-C and SIGTERM while hosts are at work."""
+
+    received: list[int] = field(default_factory=list)
+    passed_on: int = 0
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        def note(number: int, frame: FrameType | None) -> None:
+            self.received.append(number)
+
+        try:
+            before = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not in the main thread: Python allows no handlers
+            yield
+            return
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class Session:
+    """Everything that is under way on the hosts."""
+
+    def __init__(self, order: Order, engine: Engine) -> None:
+        self.order, self.engine = order, engine
+        self.places: tuple[Place, ...] = order.hosts.places
+        self.control = Control(len(self.places))
+        self.signals = Signals()
+        self.marker = secrets.token_hex(16)
+        self.running: Running | None = None
+        self.failures: list[tuple[int, Message | Lost]] = []
+        self.first_ranks = [0] * len(self.places)
+        self.training = False
+        self.ready: dict[int, Message] = {}
+
+    # --- the whole ------------------------------------------------------------
+
+    def run(self) -> int:
+        """Train; the first node's exit code, or an error that names host, rank and operation."""
+        run = self.order.run
+        (run.path / MARKER).write_text(self.marker)
+        try:
+            with self.signals.installed():
+                self.start()
+                self.gather()
+                plan = self.order.plan(self)
+                write_json(run.plan, plan)
+                return self.train(plan)
+        finally:
+            self.end()
+            (run.path / MARKER).unlink(missing_ok=True)
+
+    def start(self) -> None:
+        """Have the engine start one agent per node."""
+        hosts = [place.host.network_address for place in self.places]
+        launch = Launch(
+            places=self.places,
+            addresses=tuple(addresses_towards(hosts)),
+            port=self.control.port,
+            token=self.control.token,
+            run=self.order.run.path.resolve(),
+            name=decode_name(self.order.config),
+            network=self.order.network,
+            interface=self.order.interface,
+            store_port=self.order.store_port,
+        )
+        self.running = self.engine.start(launch)
+
+    def gather(self) -> None:
+        """Wait for every agent, and tell each where the run is."""
+        deadline: float | None = None
+        while self.control.missing:
+            self.pump(0.1)
+            assert self.running is not None
+            if deadline is None and self.running.has_begun():
+                deadline = time.monotonic() + self.order.start_seconds
+            ended = self.running.failure()
+            if ended is not None and self.control.missing:
+                raise WorkerError(f"{self.names(self.control.missing)} did not start: {ended}")
+            if deadline is not None and time.monotonic() > deadline:
+                words = self.running.last_words()
+                raise WorkerError(
+                    f"{self.names(self.control.missing)} did not start within"
+                    f" {self.order.start_seconds:.0f} s{': ' + words if words else ''}; is the"
+                    f" launcher's port {self.control.port} open to the hosts?"
+                )
+        if self.engine.places_nodes:
+            self.places = self.found_places()
+        variables = passed_variables()
+        for place in self.places:
+            self.control.send(
+                place.node,
+                "welcome",
+                run=str(self.order.run.path.resolve()),
+                marker=self.marker,
+                config=self.order.config,
+                folder=str(Path.cwd()),
+                variables=variables,
+                slots=place.host.slots,
+                slot=place.slot,
+                cores=place.host.cores,
+            )
+        self.ready = self.await_all("ready", "joining the run", self.order.start_seconds)
+
+    def found_places(self) -> tuple[Place, ...]:
+        """Where the engine has put the nodes; agents that see the same cores divide them."""
+        peers = [self.control.peers[node] for node in range(len(self.places))]
+        found = []
+        for peer in peers:
+            alike = [p.node for p in peers if (p.host, p.cores) == (peer.host, peer.cores)]
+            address = peer.address
+            if address.startswith("127.") and any(p.host != peer.host for p in peers):
+                address = peer.host
+            host = Host(name=peer.host, address=address, slots=len(alike))
+            found.append(Place(node=peer.node, host=host, slot=alike.index(peer.node)))
+        return tuple(found)
+
+    def race(self, batches: dict[int, int], *, again: bool = False) -> dict[int, Race]:
+        """Let each node find its fastest way to train `batches[node]` samples per update."""
+        for node, batch in batches.items():
+            self.control.send(node, "race", batch=batch, again=again)
+        answers = self.await_all("race", "racing", None, nodes=set(batches))
+        return {node: decode(Race, answer["race"]) for node, answer in answers.items()}
+
+    def train(self, plan: Plan) -> int:
+        """Start every node's training and watch it to its end."""
+        rank = 0
+        for number, node in enumerate(plan.nodes):
+            self.first_ranks[number] = rank
+            rank += node.ranks
+        self.send_checkpoints()
+        self.control.send(0, "port")
+        port = self.await_all("port", "looking for a free port", 30.0, nodes={0})[0]["port"]
+        self.control.tell(
+            "start",
+            plan=encode(plan),
+            address=self.places[0].host.network_address,
+            port=port,
+            backend=self.engine.backend,
+            program=self.order.program,
+            silent=self.order.silent,
+        )
+        self.training = True
+        ends = self.await_all("end", "training", None)
+        return int(ends[0]["code"])
+
+    def send_checkpoints(self) -> None:
+        """Hosts that share no files get what is to be continued."""
+        run = self.order.run.path
+        away = [node for node, message in self.ready.items() if not message["shared"]]
+        if away and (run / "checkpoints").exists():
+            for node in away:
+                for piece in pieces_of(run, ["metrics.jsonl", "checkpoints/latest"]):
+                    self.control.send(node, "file", **piece)
+                    while self.control.peers[node].channel.is_waiting:
+                        self.pump(0.05)
+
+    def end(self) -> None:
+        """End whatever still runs, in order where that is possible."""
+        finished = all(peer.ended for peer in self.control.peers.values())
+        self.control.tell("bye" if finished and not self.failures else "abort")
+        deadline = time.monotonic() + END_SECONDS
+        assert self.running is not None or not self.control.peers
+        if self.running is not None:
+            while time.monotonic() < deadline and not self.running.has_ended():
+                self.control.turn(0.05)
+            self.running.end()
+        self.control.close()
+
+    # --- watching -------------------------------------------------------------
+
+    def await_all(
+        self, kind: str, what: str, seconds: float | None, *, nodes: set[int] | None = None
+    ) -> dict[int, Message]:
+        """One message of this kind from every node (or these)."""
+        wanted = set(range(len(self.places))) if nodes is None else nodes
+        answers: dict[int, Message] = {}
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while wanted - answers.keys():
+            for node, message in self.pump(0.1):
+                if message["kind"] == kind:
+                    answers[node] = message
+            if deadline is not None and time.monotonic() > deadline:
+                missing = self.names(sorted(wanted - answers.keys()))
+                raise WorkerError(f"{missing} did not answer within {seconds:.0f} s in {what}")
+        return answers
+
+    def pump(self, seconds: float) -> list[tuple[int, Message]]:
+        """One turn: print what ranks print, pass signals on, raise what went wrong."""
+        self.pass_signals_on()
+        messages, lost = self.control.turn(seconds)
+        self.failures += [(each.node, each) for each in lost]
+        kept = []
+        for node, message in messages:
+            if message["kind"] == "line":
+                self.show(node, message)
+            elif message["kind"] == "error":
+                self.failures.append((node, message))
+            elif message["kind"] == "file":
+                take_piece(self.order.run.path, message)
+            else:
+                kept.append((node, message))
+        if self.failures:
+            self.fail()
+        return kept
+
+    def show(self, node: int, message: Message) -> None:
+        host = self.places[node].host.name
+        self.order.show(f"[{host} rank {message['rank']}] {message['text']}")
+
+    def pass_signals_on(self) -> None:
+        """The first signal stops in order, the second ends at once."""
+        fresh = self.signals.received[self.signals.passed_on :]
+        if not fresh:
+            return
+        number = fresh[0]
+        self.signals.passed_on = len(self.signals.received)
+        if self.training and self.signals.passed_on == 1:
+            self.order.say("stopping in order; once more to end at once")
+            self.control.send(0, "stop", signal=number)
+            return
+        self.interrupt(number)
+
+    def interrupt(self, number: int) -> None:
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + number)
+
+    # --- failing --------------------------------------------------------------
+
+    def fail(self) -> None:
+        """Raise the cause: what a rank says of itself, then a lost host, then what others say."""
+        deadline = time.monotonic() + GRACE_SECONDS
+        while time.monotonic() < deadline and not self.has_cause():
+            messages, lost = self.control.turn(0.05)
+            known = {node for node, _ in self.failures}
+            self.failures += [(each.node, each) for each in lost if each.node not in known]
+            for node, message in messages:
+                if message["kind"] == "line":
+                    self.show(node, message)
+                elif message["kind"] == "error":
+                    self.failures.append((node, message))
+        node, cause = min(self.failures, key=lambda failure: _order(failure[1]))
+        if isinstance(cause, Lost):
+            raise WorkerError(self.lost_sentence(cause))
+        if self.signals.received and node == 0:  # it had not yet begun to train
+            self.interrupt(self.signals.received[0])
+        self.raise_report(node, cause["report"])
+
+    def has_cause(self) -> bool:
+        return any(_order(failure) == 0 for _, failure in self.failures)
+
+    def lost_sentence(self, lost: Lost) -> str:
+        peer = self.control.peers[lost.node]
+        who = f"host {self.places[lost.node].host.name} (rank {self.first_ranks[lost.node]})"
+        if lost.silent_seconds is None:
+            how = "has gone: its connection was closed"
+            why = "it was shut down, or its processes were killed"
+        else:
+            how = f"has not been heard of for {lost.silent_seconds:.0f} s"
+            why = "it or its link is down, or it is stopped"
+        return f"{who} {how} in {peer.place}: {why}; the run was ended"
+
+    def raise_report(self, node: int, report: dict[str, Any]) -> None:
+        """Raise what a node's process has left word of."""
+        host = self.places[node].host.name
+        kind = getattr(errors, str(report["kind"]), None)
+        message = str(report["message"])
+        if report["expected"] and isinstance(kind, type) and issubclass(kind, errors.PacelineError):
+            raise kind(_with_place(message, host, report["rank"]))
+        trace = str(report.get("traceback", "")).rstrip()
+        raise WorkerError(
+            f"rank {report['rank']} on host {host} failed with {report['kind']}: {message}"
+            + (f"\n{trace}" if trace else "")
+        )
+
+    def names(self, nodes: list[int]) -> str:
+        """Hosts in words.
+
+        One host of several nodes is named once.
+        """
+        names = list(dict.fromkeys(self.places[node].host.name for node in nodes))
+        return f"host {names[0]}" if len(names) == 1 else f"hosts {', '.join(names)}"
+
+
+def _with_place(message: str, host: str, rank: int) -> str:
+    """A rank's own sentence, with its host where it does not say so itself."""
+    if f"host {host}" in message or f" on {host} " in message:
+        return message
+    if message.startswith("rank "):
+        return f"host {host}: {message}"
+    joint = " " if message.startswith(("was killed", "exited with")) else ": "
+    return f"rank {rank} on host {host}{joint}{message}"
+
+
+def _order(failure: Message | Lost) -> int:
+    if isinstance(failure, Lost):
+        return 1
+    report = failure["report"]
+    late = report["kind"] == "DeadlineError"
+    return 2 if late or any(text in str(report["message"]) for text in _CONSEQUENCES) else 0
+
+
+def decode_name(config: str) -> str:
+    """The run's name, for whoever lists jobs."""
+    import tomllib
+
+    return str(tomllib.loads(config).get("name", "run"))
+
+
+def run_on_hosts(order: Order, engine: Engine) -> int:
+    """Train on several hosts."""
+    return Session(order, engine).run()
+
+
+__all__ = ["Order", "Session", "run_on_hosts"]

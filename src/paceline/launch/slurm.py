@@ -1,0 +1,121 @@
+"""`slurm`: a script for sbatch, followed to its end; inside an allocation, srun."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from paceline.config.environment import slurm_allocation
+from paceline.errors import UserError, WorkerError
+from paceline.launch.engines import Command, Engine, Launch, Processes, Running, tail
+
+SCRIPT = "job.sh"
+_PATIENCE = 30.0
+"""How long a job may be unknown to Slurm's queue after it was submitted, or after it ended."""
+
+
+class SlurmEngine(Engine):
+    """Slurm decides which host a node is on."""
+
+    name = "slurm"
+    places_nodes = True
+
+    def __init__(self, options: tuple[str, ...] = (), *, inside: bool | None = None) -> None:
+        self.options = options
+        self.inside = slurm_allocation() is not None if inside is None else inside
+
+    def command_lines(self, launch: Launch) -> list[Command]:
+        tasks = str(len(launch.places))
+        srun = ["srun", "--ntasks", tasks, "--kill-on-bad-exit=1", *self._binding()]
+        if self.inside:
+            return [Command(label="srun", words=[*srun, *self.options, *launch.agent()])]
+        lines = ["#!/bin/sh", f"#SBATCH --job-name={_plain(launch.name)}"]
+        lines += [f"#SBATCH --ntasks={tasks}", f"#SBATCH --output={launch.run}/slurm-%j.out"]
+        lines += [f"#SBATCH {option}" for option in self.options]
+        lines += ["", f"exec {shlex.join([*srun, *launch.agent()])}", ""]
+        words = ["sbatch", "--parsable", str(launch.run / SCRIPT)]
+        return [Command(label="sbatch", words=words, files={SCRIPT: "\n".join(lines)})]
+
+    def _binding(self) -> list[str]:
+        # Several tasks may share a host: the agents divide its cores themselves.
+        return ["--cpu-bind=none"]
+
+    def start(self, launch: Launch) -> Running:
+        commands = self.command_lines(launch)
+        return Processes(commands, launch.run) if self.inside else Job(commands[0], launch.run)
+
+
+class Job(Running):
+    """A submitted job."""
+
+    def __init__(self, command: Command, run: Path) -> None:
+        for name, text in command.files.items():
+            (run / name).write_text(text)
+            (run / name).chmod(0o700)  # it holds the token
+        done = _slurm(command.words)
+        if done.returncode != 0:
+            words = " ".join((done.stderr or done.stdout).split())
+            raise UserError(
+                f"sbatch refused the job: {words}; options for it go to --slurm, as"
+                ' --slurm "--partition=short --time=60"'
+            )
+        self.number = done.stdout.strip().partition(";")[0]
+        self._log = run / f"slurm-{self.number}.out"
+        self._state, self._asked = "PENDING", 0.0
+        self._submitted = time.monotonic()
+
+    def state(self) -> str:
+        """What the queue says; "" when it does not know the job any more."""
+        now = time.monotonic()
+        if now - self._asked >= 0.5 and self._state:
+            self._asked = now
+            done = _slurm(["squeue", "--noheader", "--format=%T", "--jobs", self.number])
+            if done.returncode == 0 or "Invalid job id" in done.stderr:
+                found = done.stdout.strip()
+                self._state = found.splitlines()[0] if found else ""
+        return self._state
+
+    def has_begun(self) -> bool:
+        return self.state() not in ("PENDING", "CONFIGURING")
+
+    def failure(self) -> str | None:
+        state = self.state()
+        if state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"):
+            return None
+        words = tail(self._log)
+        return f"Slurm's job {self.number} ended ({state or 'it has left the queue'}): {words}"
+
+    def has_ended(self) -> bool:
+        return self.state() not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
+
+    def last_words(self) -> str:
+        return tail(self._log)
+
+    def end(self) -> None:
+        if not self.has_ended():
+            _slurm(["scancel", self.number])
+            deadline = time.monotonic() + 5.0
+            while time.monotonic() < deadline and not self.has_ended():
+                time.sleep(0.1)
+
+
+def _slurm(words: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=_PATIENCE)
+    except OSError as error:
+        raise UserError(
+            f"{words[0]} cannot be started ({error.strerror}): engine 'slurm' needs Slurm's"
+            " commands on this machine"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise WorkerError(
+            f"{words[0]} has not answered for {_PATIENCE:.0f} s: is slurmctld up?"
+        ) from None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name) or Path(sys.argv[0]).name

@@ -1,0 +1,165 @@
+"""The chain of stages over several machines: check, start, race, plan, train.
+
+Used by `api` alone, of which it is a part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from paceline.config import dump_config
+from paceline.errors import UnsupportedError, UserError
+from paceline.launch.engines import Engine, engine_class
+from paceline.launch.inspection import Inspection, check_hosts
+from paceline.launch.session import Order, Session, run_on_hosts
+from paceline.plan import refuse_options_without_strategy
+from paceline.plan.together import NodeSite, plan_as_asked, plan_from_races, race_batches
+from paceline.schema import Plan, write_json
+
+if TYPE_CHECKING:
+    from paceline.api import HostsRequest, Start
+    from paceline.schema.hosts import Host
+
+
+def train_on_hosts(start: Start) -> int:
+    """Train on the hosts of `start`; the exit code of the first node."""
+    request = start.hosts
+    assert request is not None
+    if start.given is not None:
+        raise UnsupportedError(
+            "objects without a name cannot travel to other hosts: give the model and the data as"
+            ' names or "module:callable"'
+        )
+    if start.plan is None and start.config.local.strategy == "auto":
+        refuse_options_without_strategy(start.config.local)
+    found = None
+    if request.engine.partition(":")[0] != "slurm":
+        found = check_hosts(request.hosts.in_order, start.config)
+        for warning in found.warnings():
+            start.say(f"warning: {warning}")
+    engine = choose_engine(request, found)
+    nodes = len(request.hosts.places)
+    start.say(f"{nodes} node{'s' if nodes > 1 else ''} by {engine.name}, over {engine.backend}")
+    order = Order(
+        run=start.run,
+        hosts=request.hosts,
+        config=dump_config(start.config),
+        plan=lambda session: plan_nodes(start, session),
+        silent=start.silent,
+        say=start.say,
+        show=start.show,
+        **_reach(request.hosts.in_order, found),
+    )
+    return run_on_hosts(order, engine)
+
+
+def choose_engine(request: HostsRequest, found: Inspection | None) -> Engine:
+    """The engine that was asked for; "auto" takes MPI where every host has the same one."""
+    name, _, option = request.engine.partition(":")
+    if name == "auto":
+        name = "mpi" if found is not None and mpi_obstacle(found) is None else "torchrun"
+    if name == "mpi" and found is not None and (obstacle := mpi_obstacle(found)):
+        raise UserError(f"engine 'mpi' cannot be used: {obstacle}; or use --engine torchrun")
+    cls: Any = engine_class(name)
+    if name == "slurm":
+        engine: Engine = cls(request.options)
+    elif option:
+        if name != "torchrun":
+            raise UnsupportedError(f"engine {name!r} has no option {option!r}: leave it out")
+        engine = cls(option)
+    else:
+        engine = cls()
+    return engine
+
+
+def mpi_obstacle(found: Inspection) -> str | None:
+    """Why MPI cannot join the hosts, in one sentence, or None."""
+    from paceline.launch.mpi import find_mpiexec
+
+    mpiexec = find_mpiexec()
+    if mpiexec is None:
+        return "there is no mpiexec here: pip install 'paceline[mpi]' brings one"
+    for name, facts in found.facts.items():
+        if facts["mpi"] is None:
+            return f"host {name} has no mpi4py with an MPI: pip install 'paceline[mpi]' there"
+    library = found.mpi()
+    if library is None:
+        kinds = ", ".join(f"{facts['mpi']} on {name}" for name, facts in found.facts.items())
+        return f"the hosts have different MPIs ({kinds}): install the same on all"
+    if not library.startswith(mpiexec.kind):
+        return f"mpiexec here is of {mpiexec.kind}, but mpi4py uses {library}: install one of them"
+    return None
+
+
+def _reach(hosts: tuple[Host, ...], found: Inspection | None) -> dict[str, Any]:
+    """What joins the hosts: as hosts.toml says, else as the checks found."""
+    if found is None:
+        return {}
+    named = {host.interface for host in hosts}
+    by_hand = named.pop() if len(named) == 1 else None
+    loopback = by_hand == "lo"
+    return {
+        "network": None if by_hand else found.network,
+        "interface": (None if loopback else by_hand) or found.interface,
+        "store_port": found.facts[hosts[0].name]["free_port"],
+    }
+
+
+def plan_nodes(start: Start, session: Session) -> Plan:
+    """The plan for the agents that have come: as stored, as asked, or as their races find."""
+    sites = [site_of(session, node) for node in range(len(session.places))]
+    config, run = start.config, start.run
+    if start.plan is not None:
+        return _stored_plan(start.plan, sites)
+    if config.local.strategy != "auto":
+        return plan_as_asked(config, sites, elementwise=":" not in config.optimizer.name)
+    start.say("each host races for its fastest way to train")
+    races = session.race(race_batches(config, sites), again=start.again)
+    for node, race in races.items():
+        place = session.places[node]
+        suffix = f"-{place.slot}" if place.host.slots > 1 else ""
+        write_json(run.path / f"race-{place.host.name}{suffix}.json", race)
+        for warning in race.warnings:
+            start.say(f"warning: host {place.host.name}: {warning}")
+        start.say(f"race on {place.host.name}{suffix}: {race.decision}")
+    return plan_from_races(config, sites, races)
+
+
+def site_of(session: Session, node: int) -> NodeSite:
+    """One node's place, as planning sees it."""
+    place, ready = session.places[node], session.ready[node]
+    host = place.host
+    kept = host.slots > 1 or host.cores is not None
+    return NodeSite(
+        host=host.name,
+        usable=min(int(ready["usable"]), len(ready["cores"])),
+        cores=tuple(ready["cores"]) if kept else (),
+        share=None if host.share is None else host.share / host.slots,
+        serves=host.role == "server",
+    )
+
+
+def _stored_plan(plan: Plan, sites: list[NodeSite]) -> Plan:
+    """A plan given by the user, on the hosts that are there."""
+    if len(plan.nodes) != len(sites):
+        raise UserError(
+            f"the plan has {len(plan.nodes)} nodes, but the hosts give {len(sites)}: one entry of"
+            " `nodes` per slot of every host"
+        )
+    if all(node.host == "localhost" for node in plan.nodes):
+        nodes = [
+            dataclasses.replace(node, host=site.host)
+            for node, site in zip(plan.nodes, sites, strict=True)
+        ]
+        return dataclasses.replace(plan, nodes=tuple(nodes))
+    for node, site in zip(plan.nodes, sites, strict=True):
+        if node.host != site.host:
+            raise UserError(
+                f"the plan has host {node.host!r} where --hosts has {site.host!r}: name the hosts"
+                " in the plan's order"
+            )
+    return plan
+
+
+__all__ = ["choose_engine", "mpi_obstacle", "plan_nodes", "train_on_hosts"]
