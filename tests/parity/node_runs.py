@@ -43,6 +43,7 @@ def train_nodes(
     exchange: str = "allreduce",
     backend: str = "gloo",
     timeout: float = 90.0,
+    feature_layers: tuple[str, ...] = (),
 ) -> dict[str, torch.Tensor]:
     """Train over `nodes` (loopback stands for the network); the last weights and optimizer state.
 
@@ -53,6 +54,8 @@ def train_nodes(
     plan = Plan(
         nodes=tuple(dataclasses.replace(node, host=f"host-{n}") for n, node in enumerate(nodes)),
         exchange=exchange,
+        partition="feature" if feature_layers else "none",
+        feature_layers=feature_layers,
         batch_size=config.workload.global_batch(1),
     )
     (folder / "config.toml").write_text(dump_config(config))

@@ -15,6 +15,7 @@ from paceline.schema import NodePlan, RankContext
 
 if TYPE_CHECKING:
     from paceline.exchange.base import Exchange
+    from paceline.exchange.partition import Partition
     from paceline.local.board import Arena, Board
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -52,6 +53,8 @@ class Job:
     """Where ranks of a node share weights and gradients; None when there is only one."""
     exchange: Exchange | None = None
     """How this node agrees with others, on its leader; None when there is only one node."""
+    partition: Partition | None = None
+    """Layers whose weights are split over nodes; None when every node has all of them."""
     nodes: int = 1
     first_worker: int = 0
     """The number of this node's first worker among the workers of all nodes."""
@@ -131,6 +134,11 @@ class LocalStrategy(ABC):
 
     def spread_buffers(self) -> None:  # noqa: B027 - one copy of the model needs none
         """Give the node's other ranks the leader's buffers; every rank of the node calls it."""
+
+    @property
+    def parameters(self) -> int:
+        """How many weights the whole model has."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
 
     def close(self) -> None:  # noqa: B027 - most strategies hold nothing
         """Give back what is held outside this process."""

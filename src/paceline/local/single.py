@@ -5,7 +5,15 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from paceline.local.base import Job, StepResult, gradients, prepare_model
+from paceline.local.base import (
+    Job,
+    StepResult,
+    autocast,
+    gradients,
+    layout,
+    prepare_model,
+    seed_step,
+)
 from paceline.local.cores import set_threads
 from paceline.local.whole import WholeOptimizer
 
@@ -20,6 +28,8 @@ class Threads(WholeOptimizer):
         super().__init__(job)
         set_threads(job.node.threads)
         self._model = prepare_model(job)
+        if job.partition is not None:
+            job.partition.place(self._model)
         self._forward: nn.Module = torch.compile(self._model) if job.compile else self._model  # type: ignore[assignment]
         if job.exchange is not None:
             self._forward = job.exchange.wrap(self._forward)
@@ -28,15 +38,37 @@ class Threads(WholeOptimizer):
     def update(
         self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
     ) -> StepResult:
+        if self.job.partition is not None:
+            self.job.partition.begin(len(targets), total)
+            if len(targets) == 0:
+                return self._features_only(inputs, step)
         result = gradients(
             self.job, self._forward, inputs, targets, total, step, worker=self.worker
         )
         self._apply()
         return result
 
+    def _features_only(self, inputs: torch.Tensor, step: int) -> StepResult:
+        """A node without samples of its own computes its features of everyone's."""
+        seed_step(self.job.seed, step, self.job.first_worker + self.worker)
+        with autocast(self.job):
+            outputs = self._forward(layout(self.job, inputs))
+        outputs.sum().backward()
+        self._apply()
+        return StepResult(loss_sum=0.0, correct=0, samples=0)
+
     @property
     def model(self) -> nn.Module:
         return self._model
+
+    @property
+    def parameters(self) -> int:
+        partition = self.job.partition
+        return super().parameters if partition is None else partition.parameters(self._model)
+
+    def prepare_evaluation(self) -> None:
+        if self.job.partition is not None:
+            self.job.partition.gather()
 
 
 class Sequential(Threads):

@@ -20,13 +20,20 @@ class WholeOptimizer(LocalStrategy):
         self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         self._optimizer = self.job.build_optimizer([p for _, p in self._named])
         if self.job.exchange is not None:
-            self.job.exchange.attach([p for _, p in self._named])
+            partition = self.job.partition
+            replicated = [
+                p for name, p in self._named if partition is None or not partition.is_split(name)
+            ]
+            self.job.exchange.attach(replicated)
 
     def _apply(self) -> None:
         """Agree with the other nodes, clip, update, forget the gradients."""
         exchange = self.job.exchange
         if exchange is None or exchange.finish():
-            clip_gradients((p for _, p in self._named), self.job.clip_norm)
+            if self.job.partition is None:
+                clip_gradients((p for _, p in self._named), self.job.clip_norm)
+            else:
+                self.job.partition.clip(self._named, self.job.clip_norm)
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         if exchange is not None:
@@ -36,9 +43,12 @@ class WholeOptimizer(LocalStrategy):
         scale_rate(self._optimizer, factor)
 
     def optimizer_state(self) -> OptimizerState:
-        return read_state(self._optimizer, self._named)
+        state = read_state(self._optimizer, self._named)
+        return state if self.job.partition is None else self.job.partition.whole_state(state)
 
     def load_optimizer_state(self, state: OptimizerState) -> None:
+        if self.job.partition is not None:
+            state = self.job.partition.own_state(state)
         write_state(self._optimizer, self._named, state)
 
 

@@ -60,7 +60,10 @@ class Plan:
     format: int = FORMAT
     nodes: tuple[NodePlan, ...] = (NodePlan(),)
     exchange: str = "allreduce"
-    partition: str = "none"
+    partition: Literal["none", "feature"] = "none"
+    """Whether linear layers are split by feature over nodes."""
+    feature_layers: tuple[str, ...] = ()
+    """With partition "feature": names of the layers that are."""
     precision: Literal["fp32", "bf16"] = "fp32"
     memory_format: Literal["contiguous", "channels_last"] = "contiguous"
     compile: bool = False

@@ -12,6 +12,7 @@ from paceline.data.sampler import GlobalSampler, apportion
 from paceline.errors import UnsupportedError
 from paceline.exchange.base import Exchange, Setting
 from paceline.exchange.network import Network
+from paceline.exchange.partition import Partition
 from paceline.local.base import Job, LocalStrategy
 from paceline.local.board import Arena, Board
 from paceline.run import RunDirectory
@@ -20,6 +21,11 @@ from paceline.train.device import choose_device
 from paceline.train.parts import Given, Parts
 from paceline.train.progress import SilentView, View
 from paceline.train.shares import worker_shares
+
+PARTITION_STRATEGIES = ("sequential", "threads")
+"""Local strategies that layers split over nodes work with: one rank, one copy of the model."""
+PARTITION_EXCHANGES = ("allreduce", "ring", "reduce_broadcast")
+"""Exchanges that can sum the gradients of what is not split."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +57,13 @@ def make_job(task: Task, parts: Parts) -> Job:
         raise UnsupportedError(
             "local.strategy = 'hogwild' has no gradient to exchange with other hosts: use another"
         )
+    if config.exchange.compression == "powersgd" and task.context.nodes > 1:
+        several = [other.host for other in plan.nodes if other.ranks > 1]
+        if several:  # said on every node, so that none waits for one that refuses
+            raise UnsupportedError(
+                f"exchange.compression = 'powersgd' needs one rank per node, but {several[0]} has"
+                " more: use local.strategy = 'threads' or 'replicas', or compression = 'bf16'"
+            )
     return Job(
         build_model=parts.build_model,
         loss=parts.loss,
@@ -69,6 +82,7 @@ def make_job(task: Task, parts: Parts) -> Job:
         board=task.board,
         arena=task.arena,
         exchange=make_exchange(task),
+        partition=make_partition(task, parts),
         nodes=task.context.nodes,
         first_worker=first_worker(plan, task.context.node),
     )
@@ -87,6 +101,37 @@ def make_exchange(task: Task) -> Exchange | None:
             shares=tuple(node.share for node in plan.nodes),
             overlap=plan.nodes[task.context.node].ranks == 1,
         ),
+    )
+
+
+def make_partition(task: Task, parts: Parts) -> Partition | None:
+    """The layers that are split over nodes; None where every node has all weights."""
+    plan = task.plan
+    if task.network is None or plan.partition == "none" or not plan.feature_layers:
+        return None
+    for node in plan.nodes:
+        if node.strategy not in PARTITION_STRATEGIES:
+            raise UnsupportedError(
+                f"{node.host} uses local.strategy = {node.strategy!r}, but layers are split over"
+                f" nodes only with {' or '.join(PARTITION_STRATEGIES)}: use one of those, or"
+                " exchange.partition = 'none'"
+            )
+    if plan.exchange not in PARTITION_EXCHANGES:
+        raise UnsupportedError(
+            f"exchange.kind = {plan.exchange!r} does not sum gradients at every update, which split"
+            f" layers need: use one of {', '.join(PARTITION_EXCHANGES)}, or"
+            " exchange.partition = 'none'"
+        )
+    if not parts.elementwise or plan.compile:
+        what = "numerics.compile" if plan.compile else "an optimizer of one's own"
+        raise UnsupportedError(
+            f"{what} needs whole weights on every node: use exchange.partition = 'none'"
+        )
+    return Partition(
+        task.network,
+        plan.feature_layers,
+        [node.share for node in plan.nodes],
+        plan.batch_size,
     )
 
 

@@ -136,6 +136,8 @@ class Trainer:
         self.team.enter("update", update)
         self.strategy.scale_rate(self.rate_factor)
         total = loss_total(self.task.plan, batch, self.shares, self.task.context.node)
+        if self.job.exchange is not None:
+            self.job.exchange.before_update(total)
         result = self.strategy.update(batch.inputs, batch.targets, total, update)
         self.tally.add(loss_sum=result.loss_sum, correct=result.correct, samples=result.samples)
         self.tally.read_seconds += batch.wait_seconds
@@ -216,6 +218,8 @@ class Trainer:
             changed = rebalanced(self.shares, speeds)
             if changed is not None:
                 self.shares = changed
+                if self.job.partition is not None:
+                    self.job.partition.reshare(changed)
                 self.feed = dataclasses.replace(
                     self.feed, shares=worker_shares(self.task.plan, changed)
                 )
@@ -226,6 +230,10 @@ class Trainer:
         """The same weights and buffers on every rank of every node."""
         self.strategy.prepare_evaluation()
         if self.task.context.nodes > 1:
+            if self.job.exchange is not None:
+                self.job.exchange.before_evaluation()
+            if self.task.board is not None:  # the node's other ranks see the leader's weights
+                self.task.board.barrier("weights of all nodes")
             self.team.share_buffers(self.strategy.model)
             self.strategy.spread_buffers()
 
@@ -338,7 +346,7 @@ class Trainer:
             "test_top5": last.get("test_top5"),
             "best_accuracy": self.best,
             "total_seconds": time.perf_counter() - self.started,
-            "parameters": sum(p.numel() for p in self.strategy.model.parameters()),
+            "parameters": self.strategy.parameters,
         }
         interrupted = self.signals.received is not None and not summary["finished"]
         if self.team.is_first:
