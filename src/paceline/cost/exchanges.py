@@ -30,8 +30,8 @@ class Exchange:
     kind: Kind = "allreduce"
     servers: int = 1
     """parameter_server: how many; each holds 1/servers of the weights."""
-    dedicated: bool = False
-    """parameter_server: servers are nodes of their own, beside the workers."""
+    dedicated: bool = True
+    """parameter_server: servers are nodes of their own and compute nothing."""
     asynchronous: bool = False
     """parameter_server: each gradient is applied as it comes (not exact)."""
     every: int = 1
@@ -51,6 +51,11 @@ class Exchange:
             )
         if self.partition and self.kind != "allreduce":
             raise UnsupportedError(f"a partition needs allreduce, not {self.kind}")
+
+    def is_idle(self, workers: int) -> bool:
+        """True when there is nobody to talk to; a lone worker still talks to its servers."""
+        apart = self.kind == "parameter_server" and self.dedicated
+        return workers <= 1 and not apart
 
     @property
     def exact(self) -> bool:
@@ -79,7 +84,7 @@ def agreement_seconds(exchange: Exchange, wire: Wire, size: float, nodes: int) -
     parameter_server       2 (a + m o + v/B)                     push and pull, see
                                                                  `server_bytes`
     """
-    if nodes <= 1:
+    if exchange.is_idle(nodes):
         return 0.0
     if exchange.kind == "ring":
         return allreduce_seconds(wire, size, nodes, "ring")
@@ -124,7 +129,7 @@ def agreement_bytes(exchange: Exchange, size: float, nodes: int) -> float:
     reduce_broadcast             ceil(log2 N) n         the root, in the broadcast
     parameter_server             push and pull of the busiest node
     """
-    if nodes <= 1:
+    if exchange.is_idle(nodes):
         return 0.0
     if exchange.kind == "reduce_broadcast":
         return math.ceil(math.log2(nodes)) * size

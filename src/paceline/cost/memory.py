@@ -65,7 +65,7 @@ def spread_mb(
     precision: str = "fp32",
     held: float = 1.0,
     server_part: float = 0.0,
-    bucket_mb: float = 25.0,
+    bucket_mb: float = 8.0,
 ) -> float:
     """Peak memory of a node that trains together with others, in MB.
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 FIRST_BUCKET = 1024**2
-BUCKET = 25 * 1024**2
-"""Bucket sizes of DistributedDataParallel, in bytes."""
+"""Size of the first bucket of DistributedDataParallel, in bytes."""
+BUCKET = 8 * 10**6
+"""Size of a bucket, in bytes: `exchange.bucket_mb` where nobody sets it."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -43,12 +44,18 @@ class Stage:
     """Activations per sample that leave it; 0 for the last one."""
 
 
-def cut(model: ModelCost, speeds: Sequence[float]) -> list[Stage]:
+def cut(model: ModelCost, speeds: Sequence[float]) -> tuple[Stage, ...]:
     """One stage per node, in order, so that the slowest is as fast as can be.
 
     Minimises max_s (sum of the parts of its layers) / speed_s over all cuts, by dynamic
-    programming (layers squared times stages).
+    programming (layers squared times stages), remembered for the same model and speeds.
     """
+    fastest = max(speeds)
+    return _cut(model, tuple(round(speed / fastest, 9) for speed in speeds))
+
+
+@functools.lru_cache(maxsize=256)
+def _cut(model: ModelCost, speeds: tuple[float, ...]) -> tuple[Stage, ...]:
     layers, stages = model.layers, len(speeds)
     if not 1 <= stages <= len(layers):
         raise StrategyError(
@@ -73,7 +80,7 @@ def cut(model: ModelCost, speeds: Sequence[float]) -> list[Stage]:
             )
         best = longer
     bounds = [0, *best[len(layers)][1], len(layers)]
-    return [
+    return tuple(
         Stage(
             first=first,
             end=end,
@@ -82,7 +89,7 @@ def cut(model: ModelCost, speeds: Sequence[float]) -> list[Stage]:
             boundary_bytes=layers[end - 1].output_bytes if end < len(layers) else 0.0,
         )
         for first, end in itertools.pairwise(bounds)
-    ]
+    )
 
 
 def transfer_seconds(wire: Wire, stages: Sequence[Stage], place: int, samples: float) -> float:

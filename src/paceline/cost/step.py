@@ -87,13 +87,14 @@ def step_cost(
         data      max(0, max_i share_i / feed_i - compute - exposed - waiting): feeding runs ahead
         bubble    (S-1) x the slowest stage, pipeline only
 
-    Nodes that get no sample stand by, but still take part in the exchange.
+    Nodes that get no sample stand by, but still take part in the exchange. The team are
+    those that compute; servers on nodes of their own are not among them.
     """
     nodes = sum(member.count for member in team)
     if exchange.kind == "pipeline" and nodes > 1:
         return _pipeline(team, wire, model, exchange, batch)
     portions = shares([(member.curve, member.count) for member in team], batch)
-    if exchange.asynchronous and nodes > 1:
+    if exchange.asynchronous and not exchange.is_idle(nodes):
         return _asynchronous(team, wire, model, exchange, portions, batch)
     times = _times(team, model, exchange, portions, batch)
     mean = sum(p.count * t for p, t in zip(portions, times, strict=True)) / nodes
@@ -154,7 +155,7 @@ def _communication(
     bucket_bytes: float,
 ) -> tuple[float, float, float]:
     """Seconds of communication, those of them that are exposed, and bytes sent."""
-    if nodes <= 1:
+    if exchange.is_idle(nodes):
         return 0.0, 0.0, 0.0
     size = model.parameter_bytes
     if exchange.kind not in OVERLAPPING:

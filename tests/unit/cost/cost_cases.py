@@ -131,8 +131,8 @@ synchronous = st.sampled_from(
         Exchange(),
         Exchange(kind="ring"),
         Exchange(kind="reduce_broadcast"),
+        Exchange(kind="parameter_server", servers=2, dedicated=False),
         Exchange(kind="parameter_server", servers=2),
-        Exchange(kind="parameter_server", servers=2, dedicated=True),
         Exchange(kind="averaging", every=8),
     ]
 )

@@ -85,10 +85,7 @@ def test_synchronous_servers_agree_with_the_formula(workers: int, servers: int) 
     model = model_cost([LayerCost(parameter_bytes=50.0)])
     exchange = Exchange(kind="parameter_server", servers=servers, dedicated=True)
     curve = update_curve([(1, 1.0)])
-    if workers == 1:
-        expected = 1.0 + 2 * (0.01 + 0.5)  # the formula knows no exchange of one worker
-    else:
-        expected = step_cost([Member(curve, workers)], wire, model, exchange, workers).seconds
+    expected = step_cost([Member(curve, workers)], wire, model, exchange, workers).seconds
     task = ServerTask(
         compute=(1.0,) * workers, size=50.0, bandwidth=100.0, latency=0.01, servers=servers
     )

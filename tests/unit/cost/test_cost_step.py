@@ -17,7 +17,7 @@ from cost_cases import (
     teams,
     wires,
 )
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from paceline.cost.compute import update_curve
@@ -68,6 +68,7 @@ def test_more_latency_is_never_faster(
 def test_one_node_does_not_communicate(
     wire: Wire, model: ModelCost, exchange: Exchange, batch: int
 ) -> None:
+    assume(not (exchange.kind == "parameter_server" and exchange.dedicated))
     curve = update_curve([(16, 0.1), (64, 0.3)])
     cost = step_cost([member(curve, 1)], wire, model, exchange, batch)
     assert cost.communication == cost.exposed == cost.bytes_sent == cost.waiting == 0
@@ -128,7 +129,7 @@ def test_exchanges_by_hand() -> None:
     apart = Exchange(kind="parameter_server", servers=2, dedicated=True)
     assert server_bytes(apart, size, 8) == 4 * size
     assert server_bytes(apart, size, 1) == size
-    beside = Exchange(kind="parameter_server", servers=nodes)
+    beside = Exchange(kind="parameter_server", servers=nodes, dedicated=False)
     assert 2 * server_bytes(beside, size, nodes) == ring
     rare = Exchange(kind="averaging", every=10)
     team = [member(update_curve([(64, 1.0)]), nodes)]
@@ -189,7 +190,7 @@ def test_asynchronous_workers_are_limited_by_the_servers_links() -> None:
     # a cycle is 1 s of computing and 1 s each way, and more where messages meet
     assert 0.5 < one_each[0].images_per_second < 2 / 3
     # the server takes one push per second, however many workers there are
-    assert [c.images_per_second for c in one_each[1:]] == pytest.approx([1.0, 1.0], rel=0.02)
+    assert [c.images_per_second for c in one_each[1:]] == pytest.approx([1.0, 1.0], rel=0.05)
     assert [c.staleness for c in one_each] == [1, 29, 4095]
 
 

@@ -1,0 +1,217 @@
+"""The ways in which a team of nodes could train, each with its cost. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from paceline.cost.exchanges import Exchange, server_count
+from paceline.cost.memory import Footprint, spread_mb
+from paceline.cost.model import ModelCost
+from paceline.cost.network import Wire
+from paceline.cost.overlap import BUCKET
+from paceline.cost.partition import choose_modes, held_part
+from paceline.cost.pipeline import cut
+from paceline.cost.step import Member, StepCost, step_cost
+from paceline.schema import NodePlan
+from paceline.schema.machines import Level, WorkloadFacts
+
+WORKERS_PER_SERVER = 4
+"""How many workers a parameter server serves in the options that are considered."""
+AVERAGE_EVERY = 16
+"""Local steps between two averages in the options that are considered."""
+WEIGHING_RATE = 125e6
+"""Bytes per second at which latencies are weighed against bytes when layers are split."""
+MAX_PIPELINE = 16
+"""Nodes up to which a pipeline over nodes is considered."""
+CORNERS: tuple[tuple[Level, Level], ...] = (
+    ("low", "low"),
+    ("low", "high"),
+    ("high", "low"),
+    ("high", "high"),
+)
+"""(computing, wire) at the ends of their spread; an interval spans what these give."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A team at one level of what was measured."""
+
+    team: tuple[Member, ...]
+    wire: Wire
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One way for a team to train, and what it costs."""
+
+    exchange: Exchange
+    cost: StepCost
+    low: float
+    high: float
+    """Images per second at the ends of the interval."""
+    speedup: float = 1.0
+    speedup_low: float = 1.0
+    speedup_high: float = 1.0
+    """Against the fastest node alone."""
+    memory_mb: float = 0.0
+    """Of the node that needs most."""
+    bucket_bytes: float = BUCKET
+    hosts: tuple[str, ...] = field(default=())
+
+    @property
+    def exact(self) -> bool:
+        """True when it gives the weights of one machine."""
+        return self.exchange.exact
+
+    @property
+    def images_per_second(self) -> float:
+        """Samples per second over all nodes."""
+        return self.cost.images_per_second
+
+
+def exchanges(model: ModelCost, wire: Wire, nodes: int, batch: int) -> list[Exchange]:
+    """What is worth considering for a team, simple ones first."""
+    if nodes <= 1:
+        return [Exchange()]
+    servers = math.ceil(nodes / (WORKERS_PER_SERVER + 1))
+    found = [Exchange()]
+    # At one rate, so that a faster link never loses a good partition; the caller compares
+    # whole steps.
+    modes = choose_modes(model, replace(wire, both=WEIGHING_RATE), nodes, batch)
+    if any(mode != "batch" for mode in modes):
+        found.append(Exchange(partition=modes))
+    found += [
+        Exchange(kind="ring"),
+        Exchange(kind="reduce_broadcast"),
+        Exchange(kind="parameter_server", servers=servers),
+        Exchange(kind="parameter_server", servers=servers, asynchronous=True),
+        Exchange(kind="averaging", every=AVERAGE_EVERY),
+    ]
+    if nodes <= min(MAX_PIPELINE, len(model.layers)):
+        found.append(Exchange(kind="pipeline"))
+    return found
+
+
+def evaluate(
+    model: ModelCost,
+    exchange: Exchange,
+    batch: int,
+    setting: Callable[[Level, Level], Setting],
+    *,
+    alone: Callable[[Level], float],
+    memory: Callable[[StepCost, Exchange], float] = lambda cost, exchange: 0.0,
+    bucket_bytes: float = BUCKET,
+) -> Option:
+    """An option's cost at the medians, and its interval from the corners of the spread.
+
+    `alone(level)` is what the fastest node reaches by itself: a speedup compares both at
+    the same level of computing, whose noise they share.
+    """
+
+    def cost_at(computing: Level, wire: Level) -> StepCost:
+        found = setting(computing, wire)
+        team = workers(found.team, exchange)
+        return step_cost(team, found.wire, model, exchange, batch, bucket_bytes=bucket_bytes)
+
+    cost = cost_at("median", "median")
+    middle = cost.images_per_second
+    speedup = middle / alone("median")
+    images, speedups = [middle], [speedup]
+    for computing, wire in CORNERS:
+        corner = cost_at(computing, wire).images_per_second
+        images.append(corner)
+        speedups.append(corner / alone(computing))
+    return Option(
+        exchange=exchange,
+        cost=cost,
+        low=min(images),
+        high=max(images),
+        speedup=speedup,
+        speedup_low=min(speedups),
+        speedup_high=max(speedups),
+        memory_mb=memory(cost, exchange),
+        bucket_bytes=bucket_bytes,
+    )
+
+
+def workers(team: Sequence[Member], exchange: Exchange) -> tuple[Member, ...]:
+    """Those of a team that compute: without the slowest ones, where they serve instead."""
+    if exchange.kind != "parameter_server" or not exchange.dedicated:
+        return tuple(team)
+    left = sum(member.count for member in team) - exchange.servers
+    found = []
+    for member in team:  # the fastest first
+        if left > 0:
+            found.append(replace(member, count=min(left, member.count)))
+            left -= found[-1].count
+    return tuple(found)
+
+
+def footprint(model: ModelCost, facts: WorkloadFacts) -> Footprint:
+    """What the model takes in memory."""
+    return Footprint(
+        parameter_mb=model.parameter_bytes / 1e6,
+        activation_mb=(model.activation_bytes + facts.sample_bytes) / 1e6,
+        optimizer_slots=facts.optimizer_slots,
+        batch_mb=0.0,
+    )
+
+
+def node_memory(
+    model: ModelCost,
+    facts: WorkloadFacts,
+    node: NodePlan,
+    *,
+    precision: str,
+    nodes: int,
+    cost: StepCost,
+    exchange: Exchange,
+) -> float:
+    """MB that the node with the largest share needs; see `spread_mb`."""
+    if exchange.kind == "pipeline" and nodes > 1:
+        stages = cut(model, (1.0,) * nodes)
+        part = max(stage.parameter_bytes for stage in stages) / (model.parameter_bytes or 1.0)
+        # In GPipe a stage holds all micro-batches of its own layers.
+        samples, held = math.ceil(cost.batch / nodes), part
+    else:
+        samples = max((portion.samples for portion in cost.portions), default=cost.batch)
+        held = 1.0
+        if exchange.partition:
+            held = held_part(model, exchange.partition, samples / cost.batch)
+    server = 0.0
+    if exchange.kind == "parameter_server" and not exchange.dedicated:
+        server = 1.0 / server_count(exchange, nodes)
+    return spread_mb(
+        footprint(model, facts),
+        node,
+        samples=samples,
+        precision=precision,
+        held=held,
+        server_part=server,
+    )
+
+
+def cause(option: Option, model: ModelCost) -> str:
+    """What an option's time goes to, beside computing, in a few words."""
+    cost = option.cost
+    if not option.exact:
+        kind = "gradients are stale" if option.exchange.asynchronous else "weights drift apart"
+        return f"not exact: {kind}"
+    terms = {
+        f"{cost.bytes_sent / 1e6:,.3g} MB per node and update on the wire": cost.exposed,
+        "the nodes wait for the slowest": cost.waiting,
+        "stages stand idle": cost.bubble,
+        "nodes wait for data": cost.data,
+    }
+    worst = max(terms, key=lambda name: terms[name])
+    if terms[worst] <= 0.02 * cost.seconds:
+        return "computing alone takes as long"
+    return f"{worst}: {terms[worst] / cost.seconds:.0%} of the time"
+
+
+def best(options: Sequence[Option], *, same: float = 0.0) -> Option:
+    """The fastest; of those within `same` of it, the first of the list."""
+    fastest = max(option.images_per_second for option in options)
+    return next(o for o in options if o.images_per_second >= fastest * (1 - same))
