@@ -8,10 +8,10 @@ from paceline.report.observed import NO_EVENTS
 from paceline.schema.ledger import CATEGORIES, TITLES, Ledger
 
 LOOKS = {
-    "compute": 0, "optimizer": 5, "communication": 1, "waiting": 3, "data": 2, "evaluation": 7,
+    "compute": 0, "optimizer": 7, "communication": 1, "waiting": 3, "data": 2, "evaluation": 5,
     "checkpoint": 4, "start_up": 6, "other": 8,
 }  # fmt: skip
-"""One look per category; related ones are neighbours in colour."""
+"""One look per category, that of its spans in the timeline where it has any."""
 
 
 def ledger_section(run: RunData) -> Section:

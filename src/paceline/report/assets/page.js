@@ -36,8 +36,8 @@
       xaxis: dressAxis(spec.layout.xaxis, page), yaxis: dressAxis(spec.layout.yaxis, page),
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: page.ink },
-      margin: { l: 60, r: 14, t: 30, b: 48 },
-      legend: { orientation: "h", x: 0, y: 1, yref: "paper", yanchor: "bottom", font: { size: 12.5 } },
+      margin: { l: 60, r: 26, t: 30, b: 48 },
+      legend: { orientation: "h", traceorder: "normal", x: 0, y: 1, yref: "paper", yanchor: "bottom", font: { size: 12.5 } },
       hoverlabel: { bgcolor: page.card, bordercolor: page.line, font: { color: page.ink, size: 13 }, align: "left", namelength: -1 },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: page.soft, activecolor: page.ink },
     };

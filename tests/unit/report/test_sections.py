@@ -1,0 +1,188 @@
+"""What a report says of runs whose numbers are known."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from written_runs import SLOW, write_run
+
+from paceline.errors import RunDirectoryError
+from paceline.observe.ledger import ledger_of
+from paceline.report.compare import compare
+from paceline.report.figure import Figure, Section
+from paceline.report.listing import line_of, read_runs
+from paceline.report.load import RunData, load_run
+from paceline.report.make import make_report
+from paceline.report.page import Report, render
+from paceline.report.scaling import scalings
+from paceline.report.timeline import typical_update
+
+
+def whole(path: Path) -> RunData:
+    return replace(load_run(path), ledger=ledger_of(path))
+
+
+def section(report: Report, key: str) -> Section:
+    return next(each for each in report.sections if each.key == key)
+
+
+def figure(report: Report, key: str) -> Figure:
+    return next(each for each in report.figures if each.key == key)
+
+
+@pytest.fixture
+def four(tmp_path: Path) -> RunData:
+    return whole(write_run(tmp_path / "four", hosts="abcd", speed=3300))
+
+
+def test_one_run_has_every_section(four: RunData) -> None:
+    report = make_report([four])
+    assert [each.key for each in report.sections] == [
+        "asked", "race", "plan", "training", "ledger", "timeline", "resources", "network",
+        "predicted",
+    ]  # fmt: skip
+    keys = [each.key for each in report.figures]
+    assert len(keys) == len(set(keys)) == 13
+    table_keys = [each.key for each in report.tables]
+    assert len(table_keys) == len(set(table_keys))
+
+
+def test_the_ledger_sums_and_names_the_slow_rank(four: RunData) -> None:
+    report = make_report([four])
+    shown = figure(report, "ledger")
+    for rank in range(4):
+        assert sum(each.y[rank] or 0.0 for each in shown.series) == pytest.approx(1.0)
+    assert f"Rank {SLOW} on host c" in section(report, "ledger").text[0]
+
+
+def test_the_timeline_has_the_spans_of_one_update(four: RunData) -> None:
+    assert typical_update(four.sessions) in range(40)
+    shown = figure(make_report([four]), "timeline")
+    waiting = next(each for each in shown.series if each.name == "wait")
+    assert "rank 2 on c" not in waiting.x
+    assert waiting.y == (150.0,) * 3
+    forward = next(each for each in shown.series if each.name == "forward")
+    assert forward.base == (10.0,) * 4
+
+
+def test_traffic_leaves_loopback_out(four: RunData) -> None:
+    report = make_report([four])
+    assert set(figure(report, "traffic").series[0].y) == {7.0}
+    assert set(figure(report, "packets").series[0].y) == {900.0}
+
+
+def test_predicted_beside_measured(four: RunData) -> None:
+    table = section(make_report([four]), "predicted").tables[0]
+    assert table.shown(0) == ("images/s", "3,630", "3,300", "-9.1%")
+
+
+def test_strong_scaling_of_two_exchanges(tmp_path: Path) -> None:
+    made = [
+        ("one", "a", "allreduce", 1000), ("two", "ab", "allreduce", 1800),
+        ("four", "abcd", "allreduce", 3000), ("ring", "abcd", "ring", 2000),
+    ]  # fmt: skip
+    runs = [
+        whole(write_run(tmp_path / name, hosts=hosts, exchange=exchange, speed=speed))
+        for name, hosts, exchange, speed in made
+    ]
+    found = {line.name: line for line in scalings(runs, "strong")}
+    assert set(found) == {"allreduce", "ring"}
+    assert [step.size for step in found["allreduce"].steps] == [1, 2, 4]
+    assert [step.speedup for step in found["allreduce"].steps] == pytest.approx([1, 1.8, 3])
+    assert found["ring"].steps[-1].efficiency == pytest.approx(0.5)
+    assert scalings(runs, "weak") == []
+    report = make_report(runs)
+    ideal = figure(report, "strong-speedup").series[0]
+    assert (ideal.name, ideal.x, ideal.y) == ("ideal", (1.0, 2.0, 4.0), (1.0, 2.0, 4.0))
+    ratios = figure(report, "coordination-to-computation")
+    assert ratios.title == "Ratio of coordination to computation"
+    assert ratios.series[0].y[0] == 0.0
+    assert figure(report, "exchange-speed").order == ("two", "four", "ring")
+
+
+def test_weak_scaling_and_batches(tmp_path: Path) -> None:
+    runs = [
+        whole(write_run(tmp_path / "one", hosts="a", batch=64, speed=1000)),
+        whole(write_run(tmp_path / "two", hosts="ab", batch=128, speed=1900)),
+        whole(write_run(tmp_path / "large", hosts="a", batch=1024, speed=1200)),
+    ]
+    (line,) = scalings(runs, "weak")
+    assert [step.efficiency for step in line.steps] == pytest.approx([1.0, 0.95])
+    assert figure(make_report(runs), "batch-accuracy").series[0].x == (64.0, 1024.0)
+
+
+def test_runs_of_several_models_are_lines_of_their_own(tmp_path: Path) -> None:
+    runs = [
+        whole(write_run(tmp_path / f"{model}-{len(hosts)}", hosts=hosts, model=model, speed=speed))
+        for model, hosts, speed in [
+            ("mnist_cnn", "a", 100), ("mnist_cnn", "ab", 190),
+            ("alexnet", "a", 10), ("alexnet", "ab", 12),
+        ]
+    ]  # fmt: skip
+    assert [line.name for line in scalings(runs, "strong")] == ["mnist_cnn", "alexnet"]
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "bare", observed=False)
+    (path / "plan.json").write_text("{ not json")
+    (path / "metrics.jsonl").write_text('{"epoch": 1, "train_loss": NaN}\n{"epoch": 2, "tr')
+    (path / "run.json").unlink()
+    run = load_run(path)
+    report = make_report([run])
+    assert any("plan.json could not be read" in each for each in report.problems)
+    assert "rank-*/events.jsonl" in section(report, "ledger").text[0]
+    assert "no readable plan.json" in section(report, "plan").text[0]
+    assert line_of(run)["finished"] is False
+    render(report)
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="is not a run"):
+        load_run(tmp_path)
+    with pytest.raises(RunDirectoryError, match="no run directory"):
+        load_run(tmp_path / "nothing")
+
+
+def test_nothing_from_a_file_becomes_markup(tmp_path: Path) -> None:
+    bad = "<img src=x onerror=alert(1)></script>"
+    path = write_run(tmp_path / "run", hosts=(bad, "b"), model=bad)
+    page = render(make_report([whole(path)]))
+    assert "<img" not in page
+    assert page.count("</script>") == 3
+    assert "&lt;img src=x" in page
+
+
+def test_the_page_asks_for_nothing_outside(four: RunData) -> None:
+    page = render(make_report([four]))
+    assert len(page.encode()) < 6_000_000
+    assert "default-src 'none'" in page
+    markup = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+    markup = markup.replace("http://www.w3.org/2000/svg", "")
+    assert "http:" not in markup
+    assert "https:" not in markup
+    assert not re.search(r"<(link|iframe|object|img)\b|\burl\(", markup)
+
+
+def test_runs_are_listed_oldest_first_without_links(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        write_run(tmp_path / name, observed=False)
+    (tmp_path / "latest").symlink_to("a")
+    (tmp_path / "empty").mkdir()
+    assert [run.name for run in read_runs(tmp_path)] == ["b", "a"]
+
+
+def test_compare_says_what_differs(tmp_path: Path) -> None:
+    first = load_run(write_run(tmp_path / "x", speed=1000, observed=False))
+    second = load_run(write_run(tmp_path / "y", speed=1500, batch=256, observed=False))
+    found = compare(first, second)
+    keys = {row["key"] for row in found["config"]}
+    assert keys == {"name", "workload.batch_size"}
+    assert "batch_size" in {row["key"] for row in found["plan"]}
+    speed = next(row for row in found["measured"] if row["key"] == "images_per_second")
+    assert speed["change"] == pytest.approx(0.5)
+    json.dumps(found)
+    assert compare(first, first)["config"] == compare(first, first)["plan"] == []
