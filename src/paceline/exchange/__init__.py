@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 # name -> module:class; imported only when used
 REGISTRY: dict[str, str] = {
     "allreduce": "paceline.exchange.allreduce:AllReduce",
+    "ring": "paceline.exchange.ring:Ring",
+    "reduce_broadcast": "paceline.exchange.reduce_broadcast:ReduceBroadcast",
+    "averaging": "paceline.exchange.averaging:Averaging",
+    "parameter_server": "paceline.exchange.parameter_server:ParameterServer",
+}
+
+# (name, compression) where that takes another class
+COMPRESSED: dict[tuple[str, str], str] = {
+    ("allreduce", "bf16"): "paceline.exchange.allreduce:AllReduce",
+    ("allreduce", "powersgd"): "paceline.exchange.powersgd:PowerSGD",
 }
 
 
@@ -24,18 +34,24 @@ def names() -> list[str]:
     return list(REGISTRY)
 
 
-def exchange_class(name: str) -> type[Exchange]:
-    """The class of an exchange by its name."""
+def exchange_class(name: str, compression: str = "none") -> type[Exchange]:
+    """The class of an exchange by its name, and by what makes its gradients smaller."""
     if name not in REGISTRY:
         raise UnsupportedError(unknown_name("exchange", name, REGISTRY))
-    module, _, attribute = REGISTRY[name].partition(":")
+    if compression != "none" and (name, compression) not in COMPRESSED:
+        raise UnsupportedError(
+            f"exchange.compression = {compression!r} does not work with exchange.kind = {name!r}:"
+            " use 'allreduce', or compression = 'none'"
+        )
+    place = REGISTRY[name] if compression == "none" else COMPRESSED[name, compression]
+    module, _, attribute = place.partition(":")
     found: type[Exchange] = getattr(importlib.import_module(module), attribute)
     return found
 
 
 def build(name: str, setting: Setting) -> Exchange:
     """The exchange of a plan, built on one node's leader."""
-    return exchange_class(name)(setting)
+    return exchange_class(name, setting.options.compression)(setting)
 
 
 __all__ = ["REGISTRY", "build", "exchange_class", "names"]

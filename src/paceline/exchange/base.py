@@ -54,6 +54,16 @@ class Exchange(ABC):
         """What the forward pass runs through."""
         return model
 
+    def before_update(self, samples: int) -> None:  # noqa: B027 - most weight gradients already
+        """Before each update: what its loss is divided by (with `own_loss`, the node's samples)."""
+
+    def start(self, update: int) -> int:
+        """Before the first update: where this node begins, if not at `update` like all others."""
+        return update
+
+    def begin(self, *, update: int, rate: float, samples: int, total: int) -> None:  # noqa: B027
+        """Before each update: its number, rate factor, the node's samples and everyone's."""
+
     @abstractmethod
     def finish(self) -> bool:
         """After the backward pass: agree on `.grad` of the attached weights, in place.
@@ -65,8 +75,13 @@ class Exchange(ABC):
     def after_update(self) -> None:  # noqa: B027 - most exchange gradients, not weights
         """After the optimizer's step."""
 
-    def optimizer_state(self) -> dict[str, Any] | None:
-        """Where the exchange itself holds the optimizer's state: that; else None."""
+    def before_evaluation(self) -> None:  # noqa: B027 - most have the same weights at any time
+        """Before an evaluation or a checkpoint: give all nodes the same weights, in place."""
+
+    def optimizer_state(
+        self, named: Sequence[tuple[str, torch.Tensor]]
+    ) -> dict[str, dict[str, Any]] | None:
+        """Where the exchange itself holds the optimizer's state: that, by parameter; else None."""
         return None
 
     def close(self) -> None:  # noqa: B027 - most hold nothing

@@ -93,7 +93,7 @@ class Buckets:
         overlap: bool = True,
     ) -> None:
         self._start = start
-        self._buckets = [Bucket(members) for members in _divide(weights, capacity)]
+        self._buckets = [Bucket(members) for members in divide(weights, capacity)]
         self._next = 0
         if overlap:
             for bucket in self._buckets:
@@ -102,6 +102,11 @@ class Buckets:
                     parameter.register_post_accumulate_grad_hook(
                         lambda _, bucket=bucket: self._arrived(bucket)
                     )
+
+    @property
+    def groups(self) -> list[list[torch.Tensor]]:
+        """The weights of every bucket, in the order in which buckets leave."""
+        return [bucket.weights for bucket in self._buckets]
 
     def _arrived(self, bucket: Bucket) -> None:
         bucket.missing -= 1
@@ -127,7 +132,7 @@ class Buckets:
         self._next = 0
 
 
-def _divide(weights: Sequence[torch.Tensor], capacity: int) -> list[list[torch.Tensor]]:
+def divide(weights: Sequence[torch.Tensor], capacity: int) -> list[list[torch.Tensor]]:
     """Weights from the last to the first, in groups of at most `capacity` bytes and one type."""
     groups: list[list[torch.Tensor]] = []
     room = 0

@@ -1,0 +1,87 @@
+"""Sums that a thread of ours carries out, one bucket after the other, under the backward pass."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from abc import abstractmethod
+
+import torch
+
+from paceline.exchange.base import Setting, Summing
+from paceline.exchange.network import Network
+
+CLOSE_SECONDS = 5.0
+
+
+class InTurn(Summing):
+    """An exchange written out on messages: one thread runs the buckets in their order.
+
+    The order is the same on every node, so that messages and sums of two buckets never mix.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._turns: queue.SimpleQueue[Turn | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    @abstractmethod
+    def carry_out(self, flat: torch.Tensor, number: int) -> None:
+        """Add up bucket `number` over all nodes, in place; called on the thread."""
+
+    def sum(self, flat: torch.Tensor, number: int) -> Turn:
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._serve, name=f"paceline-{self.name}", daemon=True
+            )
+            self._thread.start()
+        turn = Turn(self.network, flat, number)
+        self._turns.put(turn)
+        return turn
+
+    def _serve(self) -> None:
+        while (turn := self._turns.get()) is not None:
+            try:
+                if self._failure is not None:  # the nodes are no longer in step
+                    raise self._failure
+                with torch.no_grad():
+                    self.carry_out(turn.flat, turn.number)
+            except BaseException as error:  # raised again where someone waits
+                self._failure = turn.error = error
+            finally:
+                turn.end()
+            # The last reference to a gradient must not live on in this frame.
+            del turn
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._turns.put(None)
+            # Messages have the network's deadline: after a failure the thread may outlast this.
+            self._thread.join(CLOSE_SECONDS)
+            self._thread = None
+
+
+class Turn:
+    """One bucket's turn."""
+
+    def __init__(self, network: Network, flat: torch.Tensor, number: int) -> None:
+        self.flat, self.number = flat, number
+        self.error: BaseException | None = None
+        self._network = network
+        self._over = threading.Event()
+        self._started = time.perf_counter()
+
+    def end(self) -> None:
+        """Called by the thread."""
+        self._network.count_time(seconds=time.perf_counter() - self._started)
+        self._over.set()
+
+    def wait(self) -> None:
+        """Return when the sum is there; raise what went wrong."""
+        before = time.perf_counter()
+        self._over.wait()
+        self._network.count_time(waited=time.perf_counter() - before)
+        if self.error is not None:
+            raise self.error

@@ -1,0 +1,96 @@
+"""Several whole runs over nodes, one after the other in the same processes.
+
+Starting a process takes seconds and five updates take none: a matrix of runs starts each number of
+nodes once. Every run opens a network of its own, as `run_node` always does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from node_runs import _environment, _mpiexec, free_port, state
+from runs import base_changes
+
+from paceline import api
+from paceline.config import dump_config, load_config
+from paceline.schema import NodePlan, Plan, write_json
+
+_SERIES = """
+import dataclasses, json, os, sys
+from pathlib import Path
+if "PACELINE_NODE" not in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ:
+    os.environ["PACELINE_NODE"] = os.environ["OMPI_COMM_WORLD_RANK"]
+from paceline.config.environment import rank_context
+from paceline.launch.node import run_node
+from paceline.run import RunDirectory
+context = rank_context()
+for folder, port in json.loads(Path(sys.argv[1]).read_text()):
+    place = dataclasses.replace(context, port=port)
+    assert run_node(RunDirectory(Path(folder)), place, silent=True) == 0, folder
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a series."""
+
+    exchange: str
+    changes: tuple[str, ...]
+    nodes: list[NodePlan]
+
+
+def train_series(
+    folder: Path, runs: list[Run], *, backend: str = "gloo", timeout: float = 100.0
+) -> list[dict[str, torch.Tensor]]:
+    """The last weights and optimizer state of every run."""
+    size = len(runs[0].nodes)
+    folder.mkdir(parents=True, exist_ok=True)
+    places = []
+    for number, run in enumerate(runs):
+        path = folder / f"run-{number}"
+        path.mkdir()
+        config = api.resolve(load_config(None, (*base_changes(), *run.changes)))
+        hosts = [dataclasses.replace(n, host=f"host-{i}") for i, n in enumerate(run.nodes)]
+        plan = Plan(
+            nodes=tuple(hosts),
+            exchange=run.exchange,
+            batch_size=config.workload.global_batch(1),
+        )
+        (path / "config.toml").write_text(dump_config(config))
+        write_json(path / "plan.json", plan)
+        places.append((str(path), free_port()))
+    (folder / "series.json").write_text(json.dumps(places))
+    command = [sys.executable, "-c", _SERIES, str(folder / "series.json")]
+    if backend == "mpi4py":
+        commands = [([*_mpiexec(size), *command], 0)]
+    else:
+        commands = [(command, node) for node in range(size)]
+    _run_all(commands, size, backend, timeout)
+    return [state(Path(path)) for path, _ in places]
+
+
+def _run_all(commands: list[tuple[list[str], int]], size: int, backend: str, limit: float) -> None:
+    processes = [
+        subprocess.Popen(
+            command,
+            env=_environment(node, size, 0, backend),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for command, node in commands
+    ]
+    try:
+        outputs = [process.communicate(timeout=limit)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    for number, (process, output) in enumerate(zip(processes, outputs, strict=True)):
+        assert process.returncode == 0, f"process {number}:\n{output}"
