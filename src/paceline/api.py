@@ -274,7 +274,7 @@ def _run_training(start: Start) -> Result:
     if note:
         start.say(note)
     if start.hosts is not None:
-        from paceline.spread import train_on_hosts
+        from paceline.commands.spread import train_on_hosts
 
         code = train_on_hosts(start)
         return Result(run=run.path, summary=_summary(run), exit_code=code)

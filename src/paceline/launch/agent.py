@@ -41,6 +41,8 @@ from paceline.schema import NodePlan, Plan, RankContext, decode
 
 MARKER = ".launch"
 """File in the run directory by which an agent sees that it is the launcher's own."""
+_QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""Torch warns of every host that has a number but no name; what fails raises anyway."""
 BACK = ["metrics.jsonl", "run.json", "checkpoints/latest", "checkpoints/best"]
 """What the first node sends back where the hosts share no files."""
 
@@ -203,7 +205,7 @@ class Agent:
         descriptors: tuple[int, ...] = (),
         node: NodePlan | None = None,
     ) -> None:
-        variables = self.variables | variables | {"PACELINE_AGENT": str(os.getpid())}
+        variables = _QUIET | self.variables | variables | {"PACELINE_AGENT": str(os.getpid())}
         if node is not None:
             variables["OMP_NUM_THREADS"] = str(node.threads)
         parent = os.getpid()

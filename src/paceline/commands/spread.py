@@ -1,6 +1,6 @@
 """The chain of stages over several machines: check, start, race, plan, train.
 
-Used by `api` alone, of which it is a part.
+A part of `api`, kept apart for its length and because one machine needs none of it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,49 @@
+"""A launcher for tests, in a process of its own or in the test's: stand-ins on hosts.
+
+python launcher.py RUN HOSTS ENGINE
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from paceline.api import HostsRequest
+from paceline.commands.spread import choose_engine
+from paceline.config.hosts import find_hosts
+from paceline.errors import PacelineError
+from paceline.launch.session import Order, run_on_hosts
+from paceline.run import RunDirectory
+from paceline.schema import NodePlan, Plan
+
+HERE = Path(__file__).parent
+
+
+def run_standins(run: Path, hosts_text: str, engine: str, lines: list[str] | None = None) -> int:
+    """Run the stand-ins that RUN/standin.json describes; what they print goes to `lines`."""
+    hosts = find_hosts(hosts_text)
+    nodes = tuple(NodePlan(host=place.host.name) for place in hosts.places)
+    order = Order(
+        run=RunDirectory(run),
+        hosts=hosts,
+        config='name = "test"\n',
+        plan=lambda session: Plan(nodes=nodes),
+        program="standin",
+        say=lambda text: None,
+        show=print if lines is None else lines.append,
+        start_seconds=60.0,
+    )
+    return run_on_hosts(order, choose_engine(HostsRequest(hosts=hosts, engine=engine), None))
+
+
+if __name__ == "__main__":
+    os.environ["PYTHONPATH"] = str(HERE)
+    try:
+        sys.exit(run_standins(Path(sys.argv[1]), sys.argv[2], sys.argv[3]))
+    except PacelineError as error:
+        print(f"paceline: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("paceline: interrupted", file=sys.stderr)
+        sys.exit(130)
