@@ -1,0 +1,354 @@
+"""What planning has to know of this host: update times by batch size, layers, feeding, memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+
+from paceline.config.environment import cache_root
+from paceline.errors import PacelineError
+from paceline.local.cores import quota_cores, usable_cores, visible_cores
+from paceline.measure import race
+from paceline.schema import Candidate, Config, NodePlan, encode, read_json, write_json
+from paceline.schema.machines import (
+    Figure,
+    Host,
+    Layer,
+    Machines,
+    UpdateTime,
+    WorkloadFacts,
+    exactly,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from paceline.train.parts import Parts
+
+ROUNDS = 5
+LAYER_BATCH = 32
+"""Samples that layers are timed with, at most."""
+COPY_MB = 64
+NOISY = 0.3
+"""Quartile distance of updates above which a machine is called noisy."""
+_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileRequest:
+    """What to measure, with the candidate that won the race for it."""
+
+    config: Config
+    batch_size: int
+    chosen: Candidate
+    again: bool = False
+    say: Callable[[str], None] = print
+
+
+def figure(values: Sequence[float], how: str) -> Figure:
+    """Median and quartiles of measurements."""
+    if len(values) < 2:
+        return dataclasses.replace(exactly(values[0], how), samples=len(values))
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Figure(median=middle, low=low, high=high, samples=len(values), how=how)
+
+
+def batch_sizes(batch_size: int) -> list[int]:
+    """Where updates are timed beside the batch itself: a quarter and a sixteenth, at least 2.
+
+    >>> batch_sizes(128), batch_sizes(6)
+    ([32, 8], [2])
+    """
+    smaller = {max(2, batch_size // 4), max(2, batch_size // 16)}
+    return sorted((size for size in smaller if size < batch_size), reverse=True)
+
+
+def profile(request: ProfileRequest) -> tuple[Machines, bool]:
+    """This host as machines.json describes it, and whether that came from the cache."""
+    stored = cache_root() / "profiles" / f"{_fingerprint(request)}.json"
+    if stored.exists() and not request.again:
+        try:
+            return _for_config(read_json(Machines, stored), request.config), True
+        except PacelineError:
+            pass  # written by another version: measure anew
+    found = _measure(request)
+    try:
+        stored.parent.mkdir(parents=True, exist_ok=True)
+        write_json(stored, found)
+    except OSError as error:
+        request.say(f"the profile could not be kept in {stored.parent}: {error.strerror}")
+    return found, False
+
+
+def _fingerprint(request: ProfileRequest) -> str:
+    config = request.config
+    same_race = race.fingerprint(race.RaceRequest(config=config, batch_size=request.batch_size))
+    facts = [
+        _VERSION,
+        same_race,
+        encode(request.chosen.node),
+        request.chosen.precision,
+        request.chosen.memory_format,
+        # A race that was run again has other times, and the profile stands on them.
+        request.chosen.images_per_second,
+        config.data.limit,
+        config.data.root,
+    ]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:20]
+
+
+def _for_config(found: Machines, config: Config) -> Machines:
+    """What does not change a measurement is taken from the configuration at hand."""
+    facts = dataclasses.replace(
+        found.workload,
+        batch_per_worker=config.workload.batch_per_worker,
+        epochs=config.train.epochs,
+        steps=config.train.steps,
+    )
+    return dataclasses.replace(found, workload=facts)
+
+
+def _measure(request: ProfileRequest) -> Machines:
+    from paceline.train.parts import make_parts
+
+    config, chosen = request.config, request.chosen
+    updates = [_raced(request), *_smaller_updates(request)]
+    busy = race.busy_cores()
+    parts = make_parts(config)
+    try:
+        taken = min(LAYER_BATCH, request.batch_size, len(parts.dataset.train))
+        inputs, _ = parts.dataset.train.fetch(np.arange(taken), epoch=0, augment=False)
+        layers = profile_layers(parts.build_model(), inputs)
+        feed = _feeding(parts, request.batch_size)
+        footprint = race.measure_footprint(parts, config, request.batch_size)
+        facts = WorkloadFacts(
+            name=f"{config.workload.model} on {config.workload.data}",
+            batch_size=request.batch_size,
+            samples=len(parts.dataset.train),
+            optimizer_slots=footprint.optimizer_slots,
+            sample_bytes=inputs[0].nbytes,
+        )
+    finally:
+        parts.dataset.close()
+    host = Host(
+        name=platform.node(),
+        processor=race.processor_name(),
+        visible_cores=len(visible_cores()),
+        usable_cores=usable_cores(),
+        quota=quota_cores(),
+        busy=busy,
+        memory_mb=psutil.virtual_memory().total / 1e6,
+        free_mb=race.available_mb(),
+        memory_bandwidth=_copying(),
+        node=chosen.node,
+        precision=chosen.precision,
+        memory_format=chosen.memory_format,
+        updates=tuple(sorted(updates, key=lambda update: update.batch_size)),
+        layers=layers,
+        layer_batch=taken,
+        feed=feed,
+        warnings=_warnings(busy, updates),
+    )
+    made = datetime.now().astimezone().isoformat(timespec="seconds")
+    return _for_config(Machines(made=made, workload=facts, hosts=(host,)), config)
+
+
+def _raced(request: ProfileRequest) -> UpdateTime:
+    return _update_time(request.chosen, request.batch_size, "the race")
+
+
+def _update_time(entry: Candidate, batch_size: int, how: str) -> UpdateTime:
+    middle = entry.images_per_second
+    assert middle, "a chosen candidate has a time"
+    ends = sorted(batch_size / (end or middle) for end in (entry.low, entry.high, middle))
+    seconds = Figure(
+        median=ends[1], low=ends[0], high=ends[2], samples=max(1, entry.trials), how=how
+    )
+    return UpdateTime(batch_size=batch_size, seconds=seconds)
+
+
+def _smaller_updates(request: ProfileRequest) -> list[UpdateTime]:
+    """Updates of smaller batches by the strategy that won, in processes of their own."""
+    found = []
+    chosen = request.chosen
+    for size in batch_sizes(request.batch_size):
+        if size < chosen.node.workers:
+            continue
+        node: NodePlan = chosen.node
+        node = dataclasses.replace(node, micro_batches=min(node.micro_batches, size))
+        trial = race.RaceRequest(config=request.config, batch_size=size, quiet=True, seconds=5.0)
+        entries = race._race_in_ranks(trial, [node], [(chosen.precision, chosen.memory_format)])
+        timed = next((entry for entry in entries if entry.images_per_second), None)
+        if timed is not None:
+            found.append(_update_time(timed, size, f"{timed.name}, real updates, warm-up dropped"))
+    return found
+
+
+@dataclass
+class _Call:
+    """What a layer was given, and what came out."""
+
+    name: str
+    layer: nn.Module
+    inputs: tuple[Any, ...]
+    output_bytes: int
+
+
+def profile_layers(
+    model: nn.Module,
+    inputs: torch.Tensor,
+    *,
+    rounds: int = ROUNDS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[Layer, ...]:
+    """Every layer on its own: forward and backward seconds, bytes of weights and activations.
+
+    The model runs once and each layer's input is kept; then each layer is run alone on it,
+    backward right after forward, a warm-up and `rounds` times. Functions that are no
+    module are not seen: costs use the layers' parts of the time, not their sum.
+    """
+    calls = _record(model, inputs)
+    counted: set[int] = set()
+    rows: dict[str, Layer] = {}
+    how = f"alone on {len(inputs)} samples, {rounds} rounds"
+    for call in calls:
+        own = [p for p in call.layer.parameters() if id(p) not in counted]
+        counted.update(map(id, own))
+        times = [_time_call(call, clock) for _ in range(rounds + 1)][1:]
+        first = next((v for v in call.inputs if hasattr(v, "nbytes")), None)
+        row = Layer(
+            name=call.name,
+            kind=type(call.layer).__name__,
+            forward=figure([forward for forward, _ in times], how),
+            backward=figure([backward for _, backward in times], how),
+            parameter_bytes=sum(p.numel() * p.element_size() for p in own if p.requires_grad),
+            input_bytes=first.nbytes // len(inputs) if first is not None else 0,
+            activation_bytes=call.output_bytes // len(inputs),
+        )
+        name = next(
+            n
+            for i in itertools.count()
+            if (n := call.name + (f"#{i + 1}" if i else "")) not in rows
+        )
+        rows[name] = dataclasses.replace(row, name=name)
+    return tuple(rows.values())
+
+
+def _record(model: nn.Module, inputs: torch.Tensor) -> list[_Call]:
+    """One forward pass; every outermost layer with weights of its own, or without layers inside."""
+    import torch
+
+    calls: list[_Call] = []
+    handles = []
+
+    def watch(name: str, layer: nn.Module) -> None:
+        kept: list[tuple[Any, ...]] = []
+
+        def enter(_: nn.Module, args: tuple[Any, ...]) -> None:
+            # A copy: a layer that works in place would change what it was given.
+            kept.append(tuple(a.clone() if isinstance(a, torch.Tensor) else a for a in args))
+
+        def leave(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+            size = output.nbytes if isinstance(output, torch.Tensor) else 0
+            calls.append(_Call(name, layer, kept.pop(), size))
+
+        handles.append(layer.register_forward_pre_hook(enter))
+        handles.append(layer.register_forward_hook(leave))
+
+    inside: list[str] = []
+    for name, layer in model.named_modules():
+        if any(name.startswith(f"{outer}.") for outer in inside):
+            continue
+        has_own = next(layer.parameters(recurse=False), None) is not None
+        if has_own or next(layer.children(), None) is None:
+            inside.append(name)
+            watch(name or type(layer).__name__, layer)
+    try:
+        with torch.no_grad():
+            model(inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def _time_call(call: _Call, clock: Callable[[], float]) -> tuple[float, float]:
+    """Seconds of one layer's forward and backward."""
+    import torch
+
+    def fresh(value: Any, leaf: bool) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        # A clone of the leaf, since operations in place may not write into one.
+        return value.detach().requires_grad_(leaf).clone()
+
+    with torch.enable_grad():
+        given = [fresh(value, True) for value in call.inputs]
+        start = clock()
+        output = call.layer(*given)
+        forward = clock() - start
+        if not isinstance(output, torch.Tensor) or not output.requires_grad:
+            return forward, 0.0
+        gradient = torch.ones_like(output)
+        start = clock()
+        torch.autograd.backward([output], [gradient])
+        backward = clock() - start
+    for parameter in call.layer.parameters():
+        parameter.grad = None
+    return forward, backward
+
+
+def _feeding(parts: Parts, batch_size: int) -> Figure:
+    """Samples per second that the data set gives, after one batch of warming up."""
+    source = parts.dataset.train
+    total = len(source)
+    size = min(batch_size, total)
+    rates = []
+    for number in range(ROUNDS + 1):
+        first = (number * size) % max(1, total - size + 1)
+        start = time.perf_counter()
+        source.fetch(np.arange(first, first + size), epoch=0, augment=True)
+        seconds = time.perf_counter() - start
+        if number:
+            rates.append(size / max(seconds, 1e-9))
+    return figure(rates, f"{ROUNDS} batches of {size}, augmented, one at a time")
+
+
+def _copying() -> Figure:
+    """Bytes per second that one core reads and writes."""
+    source = np.ones(COPY_MB * 2**20 // 8)
+    target = np.empty_like(source)
+    rates = []
+    for number in range(ROUNDS + 1):
+        start = time.perf_counter()
+        np.copyto(target, source)
+        seconds = time.perf_counter() - start
+        if number:
+            rates.append(2 * source.nbytes / max(seconds, 1e-9))
+    return figure(rates, f"one core copies {COPY_MB} MB, read and written bytes")
+
+
+def _warnings(busy: float, updates: Sequence[UpdateTime]) -> tuple[str, ...]:
+    found = []
+    if busy > race.BUSY:
+        found.append(
+            f"other programs used {busy:.0%} of the cores while this host was measured: its times"
+            " are doubtful"
+        )
+    widest = max(update.seconds.spread for update in updates)
+    if widest > NOISY:
+        found.append(f"updates of the same batch differ by {widest:.0%}: the host is noisy")
+    return tuple(found)

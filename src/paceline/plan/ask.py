@@ -1,0 +1,103 @@
+"""What people type after `paceline predict`, made into numbers."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+
+from paceline.cost.network import described_link
+from paceline.errors import ConfigError
+from paceline.lab.units import duration, rate
+from paceline.schema.machines import Link
+
+MOST_NODES = 1_000_000
+
+
+def node_counts(text: str) -> tuple[int, ...]:
+    """Numbers of nodes; `...` goes on as the two before it did, doubling or adding.
+
+    >>> node_counts("1,2,4,...,64")
+    (1, 2, 4, 8, 16, 32, 64)
+    >>> node_counts("2,4,6,...,10")
+    (2, 4, 6, 8, 10)
+    """
+    words = [word.strip() for word in text.split(",")]
+    found: list[int] = []
+    for place, word in enumerate(words):
+        if word == "...":
+            if len(found) < 2 or place + 1 >= len(words) or not words[place + 1].isdigit():
+                raise _wrong_nodes(text)
+            found += _going_on(found, int(words[place + 1]))
+        elif word.isdigit() and 1 <= int(word) <= MOST_NODES:
+            found.append(int(word))
+        else:
+            raise _wrong_nodes(text)
+    return tuple(sorted(set(found)))
+
+
+def _going_on(found: list[int], end: int) -> list[int]:
+    before, last = found[-2:]
+    grows = last > before
+    # 1, 2 could mean both; what doubles up to now doubles on
+    doubling = all(b == 2 * a for a, b in itertools.pairwise(found))
+    step, result = last - before, []
+    while grows and (last := last * 2 if doubling else last + step) < min(end, MOST_NODES):
+        result.append(last)
+    return result
+
+
+def _wrong_nodes(text: str) -> ConfigError:
+    return ConfigError(
+        f"--nodes {text!r} must be whole numbers from 1 to {MOST_NODES:,} with commas, such as"
+        " 1,2,4,...,64"
+    )
+
+
+def link_from(text: str) -> Link:
+    """A link as it is sold: rate and latency.
+
+    >>> round(link_from("1Gbit/s,0.2ms").latency.median, 6)
+    0.0002
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 2:
+        raise ConfigError(
+            f"--link {text!r} must be a rate and a latency with a comma between, such as"
+            " 1Gbit/s,0.2ms"
+        )
+    return described_link(rate(parts[0].removesuffix("/s"), "--link"), duration(parts[1], "--link"))
+
+
+def speeds(text: str) -> tuple[float, ...]:
+    """Speeds against the measured host.
+
+    >>> speeds("1,1/20")
+    (1.0, 0.05)
+    """
+    found = []
+    for word in text.split(","):
+        try:
+            value = float(Fraction(word.strip()))
+        except (ValueError, ZeroDivisionError):
+            value = 0.0
+        if value <= 0:
+            raise ConfigError(
+                f"--mix {text!r} must be speeds above 0 against the measured host, such as 1,1/21"
+            )
+        found.append(value)
+    return tuple(found)
+
+
+def hourly_price(text: str) -> float:
+    """A price per node and hour.
+
+    >>> hourly_price("0.4/h")
+    0.4
+    """
+    try:
+        value = float(text.removesuffix("/h").strip())
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ConfigError(f"--price {text!r} must be a number per node and hour, such as 0.4/h")
+    return value
