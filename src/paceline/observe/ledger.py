@@ -138,13 +138,14 @@ class Arrivals:
     """When each rank came to each exchange that all take part in, on the common clock.
 
     An exchange is known by session, update, detail and its number among those. It is used only
-    where every rank of the run has it; it then begins in earnest when the last rank has come.
+    where every rank of the run has it, or one rank of every node (their leaders); it then begins
+    in earnest when the last rank has come.
     """
 
     def __init__(self, ranks: Mapping[int, Sequence[Session]]) -> None:
-        self._ranks = len(ranks)
+        self._node = {rank: past[-1].start.node for rank, past in ranks.items() if past}
         self._came: dict[tuple[int, int | None, str, int], dict[int, float]] = defaultdict(dict)
-        if self._ranks < 2:
+        if len(self._node) < 2:
             return
         for past in ranks.values():
             for number, session in enumerate(past):
@@ -158,11 +159,13 @@ class Arrivals:
         for span in session.spans:
             key = keys.get(id(span))
             came = self._came.get(key, {}) if key is not None else {}
-            if len(came) < self._ranks:
-                result.append(span)
-            else:
-                result += _divide(span, session, came)
+            result += _divide(span, session, came) if self._all(came) else [span]
         return result
+
+    def _all(self, came: Mapping[int, float]) -> bool:
+        nodes = set(self._node.values())
+        by_leaders = {self._node[rank] for rank in came} == nodes and len(came) == len(nodes) > 1
+        return by_leaders or len(came) == len(self._node) > 1
 
 
 def _collectives(

@@ -219,6 +219,19 @@ def test_who_came_last_to_an_exchange_is_read_from_the_common_clock() -> None:
     assert found.sentences() == ["Rank 1 on host b made the other wait 30% of the time."]
 
 
+def test_leaders_of_nodes_exchange_for_the_ranks_of_their_node() -> None:
+    ranks = {}
+    for rank in range(4):
+        start = Start(rank=rank, node=rank // 2, host="ab"[rank // 2], pid=1, time=0.0, began=0.0)
+        came = 20 if rank == 0 else 50
+        spans = (span("exchange", came, 60, update=0),) if rank % 2 == 0 else ()
+        ranks[rank] = [Session(start=start, spans=spans, end=End(time=100.0))]
+    found = make_ledger(ranks)
+    assert found.ranks[0].waited_for == {2: 30}
+    assert found.ranks[2].waited_for == {}
+    assert found.slowest == found.ranks[2]
+
+
 def test_an_exchange_that_not_all_took_part_in_is_left_as_it_is() -> None:
     ranks = {
         0: [session(span("exchange", 0, 10, update=0))],
