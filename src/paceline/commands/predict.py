@@ -164,16 +164,16 @@ def table(prediction: Prediction) -> Table:
     from rich.table import Table
 
     facts = prediction.workload
-    title = f"{facts.name}, like {prediction.host}, {facts.samples:,} samples per epoch"
+    weak = facts.batch_per_worker is not None
+    batch = f"batch {facts.batch_size}" if not weak else f"batch {facts.batch_per_worker} per node"
+    title = f"{facts.name}, {batch}, {facts.samples:,} samples per epoch, like {prediction.host}"
     made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    made.add_column("nodes", justify="right")
-    made.add_column("exchange", no_wrap=True)
+    made.add_column("nodes", justify="right", no_wrap=True)
+    made.add_column("exchange (~: not exact)", no_wrap=True)
     priced = prediction.question.price is not None
-    names = ["batch", "images/s", "interval", "speedup", "efficiency", "epoch", "to the end"]
-    for name in [*names, *(["cost/epoch", "cost to end"] if priced else []), "MB sent"]:
+    names = ["images/s", "interval", "speedup", "of ideal", "epoch", "to the end"]
+    for name in [*names, *(["cost/epoch", "to the end"] if priced else []), "MB/step"]:
         made.add_column(name, justify="right", no_wrap=True)
-    made.add_column("exact", no_wrap=True)
-    made.add_column("where time goes", overflow="fold", min_width=20)
     for count in sorted({row.nodes for row in prediction.rows}):
         rows = [row for row in prediction.rows if row.nodes == count]
         valid = [row for row in rows if row.exact and row.fits]
@@ -187,21 +187,23 @@ def _cells(row: Row, priced: bool) -> list[str]:
     money = []
     if priced:
         money = [f"{cost:.3g}" for cost in (row.epoch_cost, row.end_cost) if cost is not None]
+    name = row.exchange if row.exact else f"~ {row.exchange}"
     return [
         f"{row.nodes:,}",
-        row.exchange,
-        f"{row.batch:,}",
-        f"{row.images_per_second:,.4g}",
-        f"{row.low:,.3g}-{row.high:,.3g}",
+        name if row.fits else f"{name}: needs {row.memory_mb:,.0f} MB",
+        _number(row.images_per_second),
+        f"{_number(row.low)} - {_number(row.high)}",
         f"{row.speedup:.2f}",
         f"{row.efficiency:.0%}",
         _duration(row.epoch_seconds),
         _duration(row.end_seconds),
         *money,
         f"{row.bytes_sent / 1e6:,.3g}",
-        "yes" if row.exact else "no",
-        row.reason if row.fits else f"needs {row.memory_mb:,.0f} MB, more than is free",
     ]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _duration(seconds: float) -> str:
