@@ -10,6 +10,7 @@ import gzip
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,19 +90,21 @@ def _spans(session: Session, origin: float) -> Iterator[Record]:
     timed = []
     for span in session.spans:
         start = _microseconds(session, span.start, origin)
-        timed.append((start, round(span.seconds * 1e6, 3), span))
+        timed.append((start, round(start + span.seconds * 1e6, 3), span))
     timed.sort(key=lambda entry: (entry[0], -entry[1]))
-    for start, duration, span in timed:
-        track = "exchange" if span.name == "exchange" else "training"
-        lane, start, end = lanes[track].place(start, round(start + duration, 3))
+    placed = [
+        (lanes["exchange" if span.name == "exchange" else "training"].place(start, end), span)
+        for start, end, span in timed
+    ]
+    for place, span in placed:
         yield {
             "name": span.name if not span.detail else f"{span.name} {span.detail}",
             "cat": span.name,
             "ph": "X",
             "pid": session.rank,
-            "tid": lane,
-            "ts": start,
-            "dur": round(max(end - start, 0.0), 3),
+            "tid": place.lane,
+            "ts": place.start,
+            "dur": round(place.end - place.start, 3),
             "args": _arguments(span),
         }
 
@@ -109,6 +112,15 @@ def _spans(session: Session, origin: float) -> Iterator[Record]:
 def _microseconds(session: Session, time: float, origin: float) -> float:
     """Nanosecond digits, and never before the origin: a clock's offset may be known to less."""
     return max(round((session.common(time) - origin) * 1e6, 3), 0.0)
+
+
+@dataclass
+class Placed:
+    """A span on its lane, in microseconds."""
+
+    lane: int
+    start: float
+    end: float
 
 
 class Lanes:
@@ -119,24 +131,29 @@ class Lanes:
 
     def __init__(self, first: int) -> None:
         self._first = first
-        self._open: list[list[float]] = []
+        self._open: list[list[Placed]] = []
 
-    def place(self, start: float, end: float) -> tuple[int, float, float]:
-        """Lane, start and end of the next span (by start, outer ones first), rounding put right.
+    def place(self, start: float, end: float) -> Placed:
+        """The place of the next span, by start, outer ones first.
+
+        Rounding is put right: an end is moved to the start that follows it within the tolerance,
+        or to the end of the span that it lies in. So a place is final only after the last call.
 
         >>> lanes = Lanes(0)
-        >>> [lanes.place(0, 100), lanes.place(20, 50), lanes.place(80, 140), lanes.place(99, 130)]
-        [(0, 0, 100), (0, 20, 50), (1, 80, 140), (0, 100, 130)]
+        >>> placed = [lanes.place(*s) for s in [(0, 100), (20, 50), (80, 140), (99, 130)]]
+        >>> [(span.lane, span.start, span.end) for span in placed]
+        [(0, 0, 99), (0, 20, 50), (1, 80, 140), (0, 99, 130)]
         """
-        for number, ends in enumerate(self._open):
-            while ends and ends[-1] <= start + _TOLERANCE and ends[-1] < end:
-                start = max(start, ends.pop())
-            if not ends or end <= ends[-1] + _TOLERANCE:
-                end = min(end, ends[-1]) if ends else end
-                ends.append(end)
-                return self._first + number, start, end
-        self._open.append([end])
-        return self._first + len(self._open) - 1, start, end
+        for number, around in enumerate(self._open):
+            while around and around[-1].end <= start + _TOLERANCE and around[-1].end < end:
+                over = around.pop()
+                over.end = min(over.end, start)
+            if not around or end <= around[-1].end + _TOLERANCE:
+                end = min(end, around[-1].end) if around else end
+                around.append(Placed(self._first + number, start, end))
+                return around[-1]
+        self._open.append([Placed(self._first + len(self._open), start, end)])
+        return self._open[-1][-1]
 
 
 def _arguments(span: Span) -> Record:
