@@ -19,7 +19,9 @@ from paceline.errors import PacelineError
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("paceline.commands.train", "Train a model; with no argument, the embedded default."),
     "race": ("paceline.commands.race", "Find the fastest way to train on this machine."),
+    "predict": ("paceline.commands.predict", "Say what more machines would give, before buying."),
     "report": ("paceline.commands.report", "Make one offline page of a run, or of several."),
+    "trace": ("paceline.commands.trace", "Write a Perfetto trace of all ranks of a run."),
     "runs": ("paceline.commands.runs", "List the runs of a directory, one line each."),
     "compare": ("paceline.commands.compare", "Say what differs between two runs."),
     "models": ("paceline.commands.models", "List the models, or print one layer by layer."),
