@@ -77,6 +77,12 @@ def test_report_of_four_hosts(browser: Chromium, tmp_path: Path) -> None:
     assert page.evaluate("document.querySelectorAll('figure').length") == 13
     assert page.evaluate("document.images.length") == 0
 
+    # No button sends anything anywhere.
+    buttons = set(
+        page.evaluate("[...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)")
+    )
+    assert buttons == {"Download plot", "Zoom", "Pan", "Zoom in", "Zoom out", "Reset axes"}
+
     # Hovering over the chosen bar of the race shows its name and its speed.
     page.move_mouse(*middle(page, "#plot-race .trace .point path"))
     page.wait("document.querySelector('#plot-race .hoverlayer .hovertext') !== null")

@@ -22,6 +22,7 @@
     return {
       zeroline: false, automargin: true, ...axis,
       title: axis.title ? { ...axis.title, font: { size: 13, color: page.ink }, standoff: 10 } : undefined,
+      spikecolor: page.soft, spikethickness: 1, spikedash: "dot",
       gridcolor: page.grid, linecolor: page.line, tickcolor: page.line,
       tickfont: { size: 12, color: page.soft },
     };
@@ -47,7 +48,9 @@
   function settings(key) {
     return {
       responsive: true, displaylogo: false, displayModeBar: true,
-      modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+      // Named one by one: Plotly's own choice has a button that sends the data to its makers.
+      modeBarButtons: [["toImage"], ["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
+      plotlyServerURL: "", showLink: false,
       toImageButtonOptions: { format: "svg", filename: key },
     };
   }
