@@ -1,0 +1,383 @@
+"""Linear layers split over nodes train to the weights of one process.
+
+Most nodes here are threads of one process on real Gloo, so that many divisions can be tried;
+whole runs in processes of their own, over Gloo and MPI, with checkpoints, come last.
+
+Tolerance: rtol 1e-4 and atol 1e-5 in fp32 (Adam: atol 1e-4), as for other exchanges.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import itertools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from node_runs import state, train_nodes
+from runs import assert_same, train_weights
+from torch import nn
+from torch._C._distributed_c10d import HashStore
+
+from paceline.cost.split import Division, LinearLayer, Placed, arrange, step_bytes
+from paceline.data.sampler import apportion
+from paceline.errors import UnsupportedError
+from paceline.exchange.allreduce import AllReduce
+from paceline.exchange.base import Setting
+from paceline.exchange.chains import find_chains
+from paceline.exchange.network import Network
+from paceline.exchange.partition import Partition
+from paceline.exchange.split_linear import SplitLinear
+from paceline.local.base import Job
+from paceline.local.single import Threads
+from paceline.schema import ExchangeSettings, NodePlan
+
+Saved = tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]
+DEADLINE = datetime.timedelta(seconds=20)
+
+
+def on_nodes(count: int, work: Callable[[Network], Any]) -> list[Any]:
+    """`work` on so many nodes of one network, each a thread; what they return."""
+    store = HashStore()
+    results: list[Any] = [None] * count
+    errors: list[BaseException] = []
+
+    def node(rank: int) -> None:
+        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = DEADLINE
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        group = dist.ProcessGroupGloo(store, rank, count, options)
+        network = Network(group, [f"host-{n}" for n in range(count)], backend="gloo")
+        del group, options
+        try:
+            results[rank] = work(network)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            network.close()
+
+    threads = [threading.Thread(target=node, args=(rank,)) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
+WAYS = [
+    Placed(layer=LinearLayer(name="x", inputs=7, outputs=9), way=way, enter=enter, leave=leave)
+    for way in ("column", "row")
+    for enter in ("batch", "feature")
+    for leave in ("batch", "feature")
+]
+
+
+@pytest.mark.parametrize("placed", WAYS, ids=lambda p: f"{p.way} {p.enter} to {p.leave}")
+@pytest.mark.parametrize("shares", [(1.0, 1.0), (3.0, 1.0, 0.0)], ids=str)
+@pytest.mark.parametrize("inner", [(), (2,)], ids=["flat", "tokens"])
+def test_every_way_to_run_a_layer(
+    placed: Placed, shares: tuple[float, ...], inner: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(7, 9)
+    parts = apportion(10, shares)
+    values = torch.randn(10, *inner, 7, requires_grad=True)
+    slopes = torch.randn(10, *inner, 9)
+    linear(values).backward(slopes)
+    whole = linear(values).detach()
+
+    def work(network: Network) -> dict[str, torch.Tensor]:
+        partition = Partition(network, (), shares, 10)
+        split = SplitLinear(linear, placed, partition, shares)
+        partition.begin(parts[network.rank], 10)
+        start = sum(parts[: network.rank])
+        rows = slice(start, start + parts[network.rank])
+
+        def own(tensor: torch.Tensor, state: str, features: list[int]) -> torch.Tensor:
+            if state == "batch":
+                return tensor[rows]
+            first = sum(features[: network.rank])
+            return tensor[..., first : first + features[network.rank]]
+
+        entered = own(values.detach(), placed.enter, split._inputs).clone().requires_grad_()
+        result = split(entered)
+        torch.testing.assert_close(result, own(whole, placed.leave, split._outputs))
+        result.backward(own(slopes, placed.leave, split._outputs).contiguous())
+        assert values.grad is not None
+        torch.testing.assert_close(entered.grad, own(values.grad, placed.enter, split._inputs))
+        assert split.bias is not None
+        return {"weight": split.weight.grad, "bias": split.bias.grad, "split": split}  # type: ignore[dict-item]
+
+    results = on_nodes(len(shares), work)
+    for entry, expected in (("weight", linear.weight.grad), ("bias", linear.bias.grad)):
+        split = results[0]["split"]
+        if split.is_split(entry):
+            dim = 0 if entry == "bias" or placed.way == "column" else 1
+            found = torch.cat([result[entry] for result in results], dim=dim)
+        else:  # summed by the exchange later
+            found = torch.stack([result[entry] for result in results]).sum(dim=0)
+        torch.testing.assert_close(found, expected)
+
+
+class Small(nn.Module):
+    """Convolutions, then four linear layers with a dropout among them, then one by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 6, 3)
+        )
+        self.classifier = nn.Sequential(
+            nn.Linear(6 * 4, 40),
+            nn.ReLU(inplace=True),
+            nn.Dropout(0.0),
+            nn.Linear(40, 30, bias=False),
+            nn.Tanh(),
+            nn.Linear(30, 20),
+            nn.ReLU(),
+            nn.Linear(20, 16),
+        )
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        hidden = torch.flatten(self.features(images), 1)
+        outputs: torch.Tensor = self.head(torch.relu(self.classifier(hidden)))
+        return outputs
+
+
+with torch.random.fork_rng(devices=[]):
+    torch.manual_seed(3)
+    MODEL = Small()
+ALL = tuple(f"classifier.{n}" for n in (0, 3, 5, 7))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One way to divide a training."""
+
+    shares: tuple[float, ...] = (1.0, 1.0)
+    layers: tuple[str, ...] = ALL
+    optimizer: str = "sgd"
+    clip_norm: float | None = None
+    memory_format: str = "contiguous"
+    precision: str = "fp32"
+
+
+def make_job(case: Case, network: Network | None) -> Job:
+    def build() -> nn.Module:
+        # Threads share torch's generator: no node may draw while another does.
+        return copy.deepcopy(MODEL)
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        if case.optimizer == "adam":
+            return torch.optim.Adam(parameters, lr=0.01, fused=True)
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True)
+
+    exchange = partition = None
+    if network is not None:
+        setting = Setting(network=network, options=ExchangeSettings(), shares=case.shares)
+        exchange = AllReduce(setting)
+        partition = Partition(network, case.layers, case.shares, 16)
+    return Job(
+        build_model=build,
+        loss=nn.functional.cross_entropy,
+        build_optimizer=optimizer,
+        elementwise=True,
+        node=NodePlan(),
+        clip_norm=case.clip_norm,
+        memory_format=case.memory_format,
+        precision=case.precision,
+        exchange=exchange,
+        partition=partition,
+        first_worker=0 if network is None else network.rank,
+    )
+
+
+def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Three of 16 samples and a smaller one."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (
+            torch.randn(count, 3, 8, 8, generator=generator),
+            torch.randint(5, (count,), generator=generator),
+        )
+        for count in (16, 16, 16, 7)
+    ]
+
+
+def train(case: Case, network: Network | None, steps: int = 4) -> tuple[Threads, int]:
+    """The strategy after a few updates, and the bytes sent in the first."""
+    strategy = Threads(make_job(case, network))
+    run_steps(strategy, case, network, range(1))
+    first = network.traffic.bytes_sent if network is not None else 0
+    run_steps(strategy, case, network, range(1, steps))
+    return strategy, first
+
+
+def run_steps(strategy: Threads, case: Case, network: Network | None, steps: range) -> None:
+    """Some of the updates."""
+    for step in steps:
+        inputs, targets = batches()[step]
+        rows = slice(0, len(targets))
+        if network is not None:
+            parts = apportion(len(targets), case.shares)
+            start = sum(parts[: network.rank])
+            rows = slice(start, start + parts[network.rank])
+        strategy.update(inputs[rows], targets[rows], len(targets), step)
+
+
+def flat_state(strategy: Threads) -> dict[str, torch.Tensor]:
+    """Weights and optimizer state, as a checkpoint has them."""
+    strategy.prepare_evaluation()
+    optimizer = strategy.optimizer_state()
+    found = {name: tensor.clone() for name, tensor in strategy.model.state_dict().items()}
+    for name, entries in optimizer.items():
+        for key, value in entries.items():
+            if isinstance(value, torch.Tensor):
+                found[f"{name}|{key}"] = value.clone()
+    return found
+
+
+CASES = {
+    "equal": Case(),
+    "3 to 1": Case(shares=(3.0, 1.0)),
+    "one without samples": Case(shares=(1.0, 0.0)),
+    "four nodes": Case(shares=(3.0, 1.0, 2.0, 0.0)),
+    "adam": Case(optimizer="adam", shares=(2.0, 1.0, 1.0)),
+    "one layer": Case(layers=("classifier.3",)),
+    "a layer by itself": Case(layers=("head",)),
+    "two with one between": Case(layers=("classifier.0", "classifier.5", "head")),
+    "clipped": Case(clip_norm=0.05, shares=(3.0, 1.0)),
+    "channels last": Case(memory_format="channels_last", shares=(3.0, 1.0)),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_weights_of_one_process(case: Case) -> None:
+    expected = flat_state(train(case, None)[0])
+    found = on_nodes(len(case.shares), lambda network: flat_state(train(case, network)[0]))
+    assert_same(found[0], expected, atol=1e-4 if case.optimizer == "adam" else 1e-5)
+    weights = {name: tensor for name, tensor in expected.items() if "|" not in name}
+    for other in found[1:]:  # their optimizer state is not gathered
+        assert_same({name: other[name] for name in weights}, weights, atol=1e-4)
+
+
+def test_clipping_changes_the_result() -> None:
+    """The case above would pass without a global norm if nothing were clipped."""
+    clipped = flat_state(train(CASES["clipped"], None)[0])
+    free = flat_state(train(CASES["3 to 1"], None)[0])
+    assert not torch.allclose(clipped["head.weight"], free["head.weight"], atol=1e-4)
+
+
+def test_state_goes_on_at_another_node_count() -> None:
+    """Two updates on two nodes, one on three that split other layers, one on one node."""
+    expected = flat_state(train(Case(optimizer="adam"), None)[0])
+
+    def go_on(case: Case, saved: Saved | None, steps: range, network: Network | None) -> Saved:
+        strategy = Threads(make_job(case, network))
+        if saved is not None:
+            strategy.load_weights(saved[0])
+            strategy.load_optimizer_state(saved[1])
+        run_steps(strategy, case, network, steps)
+        strategy.prepare_evaluation()
+        return strategy.model.state_dict(), copy.deepcopy(strategy.optimizer_state())
+
+    first = Case(optimizer="adam", shares=(3.0, 1.0))
+    second = Case(optimizer="adam", shares=(1.0, 0.0, 2.0), layers=("classifier.7", "head"))
+    saved = on_nodes(2, lambda network: go_on(first, None, range(2), network))[0]
+    saved = on_nodes(3, lambda network: go_on(second, saved, range(2, 3), network))[0]
+    weights, optimizer = go_on(Case(optimizer="adam"), saved, range(3, 4), None)
+    found = {**weights, **{f"{n}|{k}": v for n, e in optimizer.items() for k, v in e.items()}}
+    assert_same(found, expected, atol=1e-4)
+
+
+def test_evaluation_sends_nothing_and_agrees() -> None:
+    case = CASES["3 to 1"]
+    images = batches()[0][0]
+    plain = train(case, None)[0].model.eval()(images)
+
+    def work(network: Network) -> tuple[torch.Tensor, int]:
+        strategy = train(case, network)[0]
+        strategy.prepare_evaluation()
+        before = network.traffic.bytes_sent
+        assert strategy.parameters == sum(p.numel() for p in Small().parameters())
+        with torch.inference_mode():
+            count = 3 if network.rank else 16  # as many as each likes
+            return strategy.model.eval()(images[:count]), network.traffic.bytes_sent - before
+
+    for outputs, sent in on_nodes(2, work):
+        assert sent == 0
+        torch.testing.assert_close(outputs, plain[: len(outputs)], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("shares", [(1.0, 1.0), (3.0, 1.0), (3.0, 1.0, 2.0, 0.0)], ids=str)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_bytes_are_those_of_the_formula(shares: tuple[float, ...], precision: str) -> None:
+    case = Case(shares=shares, precision=precision)
+    chains = find_chains(Small())
+    division = Division(parts=tuple(apportion(16, shares)), shares=shares)
+    placed = [arrange(chain, division, split=frozenset(ALL)) for chain in chains]
+    others = sum(p.numel() for p in Small().features.parameters())
+    if precision == "bf16":
+        division = Division(parts=division.parts, shares=shares, value_bytes=2)
+    expected = step_bytes(placed, division, other_parameters=others)
+    sent = on_nodes(len(shares), lambda network: train(case, network, steps=1)[1])
+    assert sent == pytest.approx(expected, abs=len(shares) * 2)
+
+
+def test_chains_of_a_model() -> None:
+    found = [[layer.name for layer in chain] for chain in find_chains(Small(), (3, 8, 8))]
+    assert found == [["head"], [*ALL]] or found == [[*ALL], ["head"]]
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    tied[1].weight = tied[0].weight
+    assert find_chains(tied) == []
+    frozen = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4))
+    assert [[each.name for each in chain] for chain in find_chains(frozen)] == [["1"]]
+
+
+def test_a_layer_that_cannot_be_split_is_refused() -> None:
+    case = Case(layers=("classifier.9",))
+    with pytest.raises(UnsupportedError, match=r"'classifier\.9' cannot be split over 2 nodes"):
+        on_nodes(2, lambda network: train(case, network, steps=1))
+
+
+# --- whole runs -----------------------------------------------------------------
+
+SGD = ("optimizer.name=sgd", "optimizer.momentum=0.9", "optimizer.learning_rate=0.05")
+ADAM = ("optimizer.name=adam",)
+BOTH = ("classifier.1", "classifier.3")
+_numbers = itertools.count()
+
+
+def alone(folder: Path, *changes: str) -> dict[str, torch.Tensor]:
+    """Weights and optimizer state of one process."""
+    folder = folder / f"alone-{next(_numbers)}"
+    train_weights(folder, *changes)
+    return state(next(folder.iterdir()))
+
+
+@pytest.mark.mpi
+def test_run_over_mpi(tmp_path: Path) -> None:
+    nodes = [NodePlan(share=3.0), NodePlan(share=1.0)]
+    found = train_nodes(tmp_path / "run", nodes, *ADAM, backend="mpi4py", feature_layers=BOTH)
+    assert_same(found, alone(tmp_path, *ADAM), atol=1e-4)
+
+
+def test_checkpoint_goes_on_in_one_process(tmp_path: Path) -> None:
+    """One epoch on two nodes, another one without the second node and without a partition."""
+    # The rate must not depend on the number of epochs.
+    constant = ("optimizer.schedule=constant", "optimizer.warmup=0.0")
+    changes = (*SGD, *constant, "data.options.samples=60")
+    expected = alone(tmp_path, *changes, "train.epochs=2")
+    run = tmp_path / "run"
+    nodes = [NodePlan(share=3.0), NodePlan()]
+    train_nodes(run, nodes, *changes, feature_layers=BOTH)
+    assert_same(train_nodes(run, [NodePlan()], *changes, "train.epochs=2"), expected)
