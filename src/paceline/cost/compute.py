@@ -85,7 +85,7 @@ def update_curve(points: Sequence[tuple[float, float]]) -> UpdateCurve:
 
     >>> update_curve([(64, 0.3), (32, 0.2)]).seconds(48)
     0.25
-    >>> update_curve([(64, 0.3), (32, 0.2)]).fixed
+    >>> round(update_curve([(64, 0.3), (32, 0.2)]).fixed, 6)
     0.1
     """
     if not points or any(size <= 0 or time <= 0 for size, time in points):
@@ -122,7 +122,7 @@ def expected_maximum(count: int) -> float:
         z(N) = Phi^-1((N - 0.375) / (N + 0.25))    (Blom)
 
     >>> expected_maximum(1), round(expected_maximum(64), 2)
-    (0.0, 2.37)
+    (0.0, 2.36)
     """
     if count <= 1:
         return 0.0

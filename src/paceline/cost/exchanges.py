@@ -19,8 +19,10 @@ KINDS: tuple[Kind, ...] = (
     "averaging",
     "pipeline",
 )
-OVERLAPPING: frozenset[str] = frozenset({"allreduce"})
+OVERLAPPING: frozenset[str] = frozenset({"allreduce", "ring", "reduce_broadcast"})
 """Exchanges that start while backward still runs, bucket by bucket."""
+SEGMENT = 2**20
+"""Bytes that reduce_broadcast sends back while the next ones arrive."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +82,9 @@ def agreement_seconds(exchange: Exchange, wire: Wire, size: float, nodes: int) -
 
     allreduce, averaging   2 a + 2 (N-1) o + 2 (N-1)/N n/B      (`allreduce_seconds`)
     ring                   2 (N-1) (a + o) + 2 (N-1)/N n/B
-    reduce_broadcast       2 ceil(log2 N) (a + o + n/B)          two binomial trees
+    reduce_broadcast       2 a + 2 (N-1) o + (N-1) (n + s)/B     the first node's link; the
+                                                                 sum of a segment s goes back
+                                                                 while the next one arrives
     parameter_server       2 (a + m o + v/B)                     push and pull, see
                                                                  `server_bytes`
     """
@@ -89,8 +93,8 @@ def agreement_seconds(exchange: Exchange, wire: Wire, size: float, nodes: int) -
     if exchange.kind == "ring":
         return allreduce_seconds(wire, size, nodes, "ring")
     if exchange.kind == "reduce_broadcast":
-        rounds = math.ceil(math.log2(nodes))
-        return 2 * rounds * (wire.latency + wire.message + size / wire.bandwidth)
+        moved = (nodes - 1) * (size + min(size, SEGMENT))
+        return 2 * (wire.latency + (nodes - 1) * wire.message) + moved / wire.both
     if exchange.kind == "parameter_server":
         servers = server_count(exchange, nodes)
         messages = max(servers, nodes)
@@ -126,13 +130,13 @@ def agreement_bytes(exchange: Exchange, size: float, nodes: int) -> float:
     """Bytes that the busiest node sends for one agreement.
 
     allreduce, ring, averaging   2 (N-1)/N n
-    reduce_broadcast             ceil(log2 N) n         the root, in the broadcast
+    reduce_broadcast             (N-1) n                the first node; every other one n
     parameter_server             push and pull of the busiest node
     """
     if exchange.is_idle(nodes):
         return 0.0
     if exchange.kind == "reduce_broadcast":
-        return math.ceil(math.log2(nodes)) * size
+        return (nodes - 1) * size
     if exchange.kind == "parameter_server":
         servers = server_count(exchange, nodes)
         if exchange.dedicated:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-FIRST_BUCKET = 1024**2
-"""Size of the first bucket of DistributedDataParallel, in bytes."""
-BUCKET = 8 * 10**6
+BUCKET = 8 * 2**20
 """Size of a bucket, in bytes: `exchange.bucket_mb` where nobody sets it."""
 
 
@@ -24,27 +22,30 @@ def buckets(
     backward: Sequence[tuple[float, float]],
     *,
     size: float = BUCKET,
-    first: float = FIRST_BUCKET,
+    first: float | None = None,
 ) -> list[Bucket]:
     """Gradients in the order in which backward gives them, filled into buckets.
 
-    `backward` has (seconds, gradient bytes) per layer, the last layer first. A bucket
-    is closed when it has reached its size; the first one is small so that the network
-    starts early. Its ready time is the sum of the seconds up to its last layer.
+    `backward` has (seconds, gradient bytes) per layer, the last layer first. A bucket holds
+    at most its size, or one layer that is larger; the first one may be smaller, so that the
+    network starts early (DistributedDataParallel: 1 MB, then 25). It is ready when its last
+    layer is: at the sum of the seconds up to there.
 
     >>> buckets([(1.0, 10), (1.0, 10), (2.0, 10)], size=20, first=10)
     [Bucket(size=10.0, ready=1.0), Bucket(size=20.0, ready=4.0)]
     """
     found: list[Bucket] = []
-    elapsed = filled = 0.0
+    elapsed = filled = ready = 0.0
     for seconds, gradient in backward:
-        elapsed += seconds
-        filled += gradient
-        if filled >= (size if found else first):
-            found.append(Bucket(filled, elapsed))
+        limit = size if found or first is None else first
+        if filled and filled + gradient > limit:
+            found.append(Bucket(filled, ready))
             filled = 0.0
+        elapsed += seconds
+        if gradient:
+            filled, ready = filled + gradient, elapsed
     if filled:
-        found.append(Bucket(filled, elapsed))
+        found.append(Bucket(filled, ready))
     return found
 
 

@@ -26,7 +26,7 @@ from paceline.schema.machines import Host, Level, Machines, WorkloadFacts
 
 SAME = 0.02
 """Differences below this are no differences: fewer machines and the simpler exchange win."""
-BUCKETS = (BUCKET, 1e6, 2.5e7, 1e8)
+BUCKETS = (BUCKET, 2**20, 25 * 2**20, 100 * 2**20)
 """Bucket sizes that are considered for allreduce, the usual one first."""
 EVERY_COUNT = 32
 """Up to so many machines every number of them is considered; above, powers of two and all."""
@@ -58,7 +58,12 @@ class NodeChoice:
     @property
     def partition_name(self) -> str:
         """What plan.json calls it."""
-        return "feature" if "feature" in self.partition.values() else "none"
+        return "feature" if self.feature_layers else "none"
+
+    @property
+    def feature_layers(self) -> tuple[str, ...]:
+        """Names of the layers that are split by feature."""
+        return tuple(name for name, mode in self.partition.items() if mode == "feature")
 
 
 class _Chooser:

@@ -124,8 +124,10 @@ def test_exchanges_by_hand() -> None:
     assert agreement_bytes(Exchange(kind="ring"), size, nodes) == ring
     assert allreduce_seconds(GIGABIT, size, nodes) == pytest.approx(4e-4 + ring / 125e6)
     assert allreduce_seconds(GIGABIT, size, nodes, "ring") == pytest.approx(12e-4 + ring / 125e6)
-    tree = Exchange(kind="reduce_broadcast")
-    assert agreement_seconds(tree, GIGABIT, size, nodes) == pytest.approx(4 * (2e-4 + 0.8))
+    star = Exchange(kind="reduce_broadcast")
+    through_the_first = 4e-4 + 3 * (size + 2**20) / 125e6
+    assert agreement_seconds(star, GIGABIT, size, nodes) == pytest.approx(through_the_first)
+    assert agreement_bytes(star, size, nodes) == 3 * size
     apart = Exchange(kind="parameter_server", servers=2, dedicated=True)
     assert server_bytes(apart, size, 8) == 4 * size
     assert server_bytes(apart, size, 1) == size
