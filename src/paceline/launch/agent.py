@@ -288,6 +288,7 @@ class Agent:
             "message": text,
             "expected": True,
             "traceback": "",
+            "wordless": True,
         }
 
     def places(self) -> list[dict[str, Any]]:

@@ -90,7 +90,7 @@ class MpiEngine(Engine):
     def _mpich(self, launch: Launch) -> Command:
         hosts = "".join(f"{h.network_address}:{h.slots}\n" for h in launch.hosts)
         words = [self.mpiexec.path, "-launcher", "ssh", "-f", str(launch.run / HOSTFILE)]
-        words += ["-bind-to", "none", "-genv", "UCX_TLS", "tcp,self,sysv,posix"]
+        words += ["-bind-to", "none", "-genv", "UCX_TLS", "tcp,self"]
         if launch.interface is not None:
             words += ["-iface", launch.interface, "-genv", "UCX_NET_DEVICES", launch.interface]
         words += _contexts(launch, "-hosts")

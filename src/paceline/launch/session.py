@@ -355,11 +355,14 @@ def _with_place(message: str, host: str, rank: int) -> str:
 
 
 def _order(failure: Message | Lost) -> int:
+    """Causes first: what a rank says of itself, a lost host, an end without a word, hearsay."""
     if isinstance(failure, Lost):
         return 1
     report = failure["report"]
+    if report.get("wordless"):  # MPI, too, ends ranks without a word when another host is lost
+        return 2
     late = report["kind"] == "DeadlineError"
-    return 2 if late or any(text in str(report["message"]) for text in _CONSEQUENCES) else 0
+    return 3 if late or any(text in str(report["message"]) for text in _CONSEQUENCES) else 0
 
 
 def decode_name(config: str) -> str:

@@ -1,0 +1,126 @@
+"""`paceline train --hosts lab` on emulated hosts: real links, ssh, MPI, and a host that dies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.lab import Lab
+from paceline.lab.process import LabProcess
+from paceline.lab.testing import make_lab
+
+__all__ = ["make_lab"]
+pytestmark = pytest.mark.lab
+MakeLab = Callable[..., Lab]
+PACELINE = [sys.executable, "-m", "paceline.cli", "train", "--hosts", "lab"]
+LEFT = "cat /proc/[0-9]*/cmdline; ls /dev/shm"
+SETTINGS = {
+    "workload.model": "shallow_cnn",
+    "workload.data": "synthetic",
+    "workload.batch_size": 32,
+    "data.options": "{ shape = [1, 28, 28], samples = 160, test_samples = 32 }",
+    "train.epochs": 1,
+    "local.strategy": "threads",
+    "local.threads": 1,
+    "exchange.rebalance": "false",
+}
+
+
+def command(run: Path, engine: str, **changes: object) -> list[str]:
+    settings = SETTINGS | {key.replace("__", "."): value for key, value in changes.items()}
+    words = [word for pair in settings.items() for word in ("--set", f"{pair[0]}={pair[1]}")]
+    return [*PACELINE, "--engine", engine, "--run", str(run), *words]
+
+
+def hosts(count: int) -> list[dict[str, object]]:
+    return [{"name": name, "cores": min(1.0, 2 / count)} for name in "abcd"[:count]]
+
+
+def weights(run: Path) -> str:
+    newest = run / "checkpoints" / "latest" / "model.safetensors"
+    return hashlib.sha256(newest.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("engine", "backend", "count"),
+    [
+        pytest.param("auto", "mpi4py", 2, marks=pytest.mark.mpi),
+        ("ssh", "gloo", 4),
+    ],
+)
+def test_hosts_train_together(
+    make_lab: MakeLab, tmp_path: Path, engine: str, backend: str, count: int
+) -> None:
+    lab = make_lab(*hosts(count), rate="1gbit")
+    run = tmp_path / "run"
+    done = lab.run(command(run, engine), capture_output=True, timeout=110)
+    output = done.stdout.decode() + done.stderr.decode()
+    assert done.returncode == 0, output
+    assert f"{count} nodes by {'mpi' if engine == 'auto' else engine}, over {backend}" in output
+    assert "[a rank 0] epoch 1/1" in output
+    plan = json.loads((run / "plan.json").read_text())
+    assert [node["host"] for node in plan["nodes"]] == list("abcd"[:count])
+    assert json.loads((run / "run.json").read_text())["finished"]
+    for counters in lab.counters().values():
+        assert counters.bytes_sent > 100_000
+
+
+def wait_for(text: str, process: LabProcess, log: Path, seconds: float = 100.0) -> None:
+    end = time.monotonic() + seconds
+    while text not in log.read_text():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("engine", ["ssh", pytest.param("mpi", marks=pytest.mark.mpi)])
+@pytest.mark.parametrize("fault", ["kill", "shutdown"])
+def test_a_lost_host_ends_the_run_and_is_named(
+    make_lab: MakeLab, tmp_path: Path, engine: str, fault: str
+) -> None:
+    """Within 15 s: this is what is promised, not a measurement of speed."""
+    lab = make_lab(*hosts(2), rate="1gbit")
+    log = tmp_path / "log"
+    line = command(tmp_path / "run", engine, train__epochs=100_000)
+    with log.open("wb") as output:
+        process = lab.start(line, on="a", stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        wait_for("epoch 2/", process, log)
+        getattr(lab, fault)("b")
+        begin = time.monotonic()
+        code = process.wait(30)
+        seconds = time.monotonic() - begin
+        process.close()
+    text = log.read_text()
+    last = text.strip().splitlines()[-1]
+    assert code == 1, text
+    assert seconds < 15, text
+    assert last.startswith("paceline: host b (rank 1) has "), text
+    assert " of update " in last
+    assert "Traceback" not in text
+    left = lab.run(["sh", "-c", LEFT], on="a", capture_output=True)
+    for name in (b"paceline.launch", b"mpiexec", b"prted", b"mpich_shm", b"segment"):
+        assert name not in left.stdout, left.stdout
+
+
+def test_hosts_that_do_not_fit_are_refused_before_anything_starts(
+    make_lab: MakeLab, tmp_path: Path
+) -> None:
+    lab = make_lab(*hosts(2))
+    toml = (
+        Path(lab.hosts_file).read_text().replace('name = "b"', 'name = "b"\npython = "/no/python"')
+    )
+    (tmp_path / "hosts.toml").write_text(toml)
+    line = command(tmp_path / "run", "ssh")
+    line[line.index("lab")] = str(tmp_path / "hosts.toml")
+    done = lab.run(line, capture_output=True, timeout=60)
+    assert done.returncode == 2
+    assert b"paceline: host b does not answer: " in done.stderr
+    assert b"/no/python" in done.stderr
+    assert not (tmp_path / "run").exists()
