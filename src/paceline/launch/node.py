@@ -40,7 +40,8 @@ def run_node(
 
     `watch` gets the board on which the node's ranks say what they are doing.
     """
-    plan = read_json(Plan, run.plan)
+    config = load_config(run.config)
+    plan = read_json(Plan, run.plan).with_servers(config.exchange.servers, context.node)
     context = node_context(plan, context)
     node = plan.nodes[context.node]
     if node.ranks > 1:
@@ -53,7 +54,6 @@ def run_node(
         pin(node.cores)
     from paceline.local.board import Board, anonymous_memory
 
-    config = load_config(run.config)
     descriptor = anonymous_memory("board")
     board = Board(descriptor, ranks=1, rank=0, deadline=config.train.deadline)
     os.close(descriptor)

@@ -7,6 +7,7 @@ born on the right cores.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, RankContext, read_json, write_json
 
 if TYPE_CHECKING:
+    from paceline.exchange.network import Network
     from paceline.local.board import Arena, Board
 
 _PR_SET_PDEATHSIG = 1
@@ -76,14 +78,14 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def _train(run: RunDirectory, context: RankContext) -> int:
-    plan = read_json(Plan, run.plan)
+    config = load_config(run.config)
+    plan = read_json(Plan, run.plan).with_servers(config.exchange.servers)
     from paceline.local.cores import divide_cores, pin, visible_cores
 
     node = plan.nodes[context.node]
     pin(divide_cores(node.cores or visible_cores(), context.local_size, context.local_rank))
     from paceline.local.board import Arena, Board
 
-    config = load_config(run.config)
     memory = shared_memory()
     board = Board(
         memory.board,
@@ -115,31 +117,45 @@ class Rank:
 
 def train_rank(rank: Rank, arena: Arena | None = None) -> int:
     """Train one rank's part, on the network if it leads one of several nodes; its exit code."""
-    from paceline.exchange.network import open_network
     from paceline.train.assemble import Task
     from paceline.train.loop import train
     from paceline.train.progress import SilentView, make_view
+    from paceline.train.serving import serve
 
-    context, network = rank.context, None
-    if context.nodes > 1 and context.is_leader:
-        rank.board.enter("joining the other hosts")
-        hosts = [node.host for node in rank.plan.nodes]
-        network = open_network(context, hosts, deadline=rank.config.train.deadline)
+    context = rank.context
+    task = Task(
+        config=rank.config,
+        plan=rank.plan,
+        run=rank.run,
+        context=context,
+        board=rank.board,
+        arena=arena,
+        view=make_view(silent=rank.silent) if context.is_first else SilentView(),
+    )
+    if rank.plan.nodes[context.node].role == "server":
+        return serve(task)
+    network = _open_network(rank)
     try:
-        task = Task(
-            config=rank.config,
-            plan=rank.plan,
-            run=rank.run,
-            context=context,
-            board=rank.board,
-            arena=arena,
-            network=network,
-            view=make_view(silent=rank.silent) if context.is_first else SilentView(),
-        )
-        return train(task).exit_code
+        return train(dataclasses.replace(task, network=network)).exit_code
     finally:
         if network is not None:
             network.close()
+
+
+def _open_network(rank: Rank) -> Network | None:
+    """The other nodes, on a node's leader."""
+    from paceline.exchange.network import open_network
+    from paceline.exchange.served import Served
+    from paceline.train.serving import check_served
+
+    context, deadline = rank.context, rank.config.train.deadline
+    if context.nodes == 1 or not context.is_leader:
+        return None
+    rank.board.enter("joining the other hosts")
+    if rank.plan.servers:
+        check_served(rank.config, rank.plan)
+        return Served(context, rank.plan, rank.config.exchange, deadline=deadline)
+    return open_network(context, [node.host for node in rank.plan.nodes], deadline=deadline)
 
 
 if __name__ == "__main__":

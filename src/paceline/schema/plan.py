@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from paceline.errors import ConfigError, UnsupportedError
 from paceline.schema.codec import rule
 
 FORMAT = 1
@@ -15,6 +16,8 @@ class NodePlan:
     """What one node does."""
 
     host: str = "localhost"
+    role: Literal["worker", "server"] = "worker"
+    """"server" holds weights for the exchange parameter_server and computes nothing."""
     strategy: str = "sequential"
     share: float = rule(default=1.0, minimum=0.0)
     """Part of every global batch that this node takes, in proportion to the others' shares."""
@@ -71,3 +74,41 @@ class Plan:
     reason: str = ""
     predicted: dict[str, float] = field(default_factory=dict)
     rejected: tuple[Rejected, ...] = ()
+
+    @property
+    def servers(self) -> tuple[int, ...]:
+        """Numbers of the nodes that serve."""
+        return tuple(n for n, node in enumerate(self.nodes) if node.role == "server")
+
+    def with_servers(self, count: int, joining: int = 0) -> Plan:
+        """With roles settled for parameter_server: the last `count` nodes serve if none is named.
+
+        `joining`: the number of a node that joins; one that the plan does not have is added, as
+        another worker like the first.
+        """
+        if self.exchange != "parameter_server" or len(self.nodes) == 1:
+            return self
+        nodes = list(self.nodes)
+        if not self.servers:
+            if count >= len(nodes):
+                raise ConfigError(
+                    f"exchange.servers = {count} leaves no worker among {len(nodes)} nodes: use"
+                    f" {len(nodes) - 1} or fewer"
+                )
+            nodes[-count:] = [replace(node, role="server") for node in nodes[-count:]]
+        first = min(n for n, node in enumerate(nodes) if node.role == "server")
+        if first == 0 or any(node.role == "worker" for node in nodes[first:]):
+            raise ConfigError(
+                f"{nodes[first].host} serves and stands before a worker in the plan: name all"
+                " workers first (the first one writes what all share)"
+            )
+        several = [node.host for node in nodes[:first] if node.ranks > 1]
+        if several:
+            raise UnsupportedError(
+                f"exchange.kind = 'parameter_server' needs one rank per node, but {several[0]} has"
+                " more: use local.strategy = 'threads' or 'replicas', or give the host slots"
+            )
+        nodes[first:] = [replace(node, share=0.0, strategy="sequential") for node in nodes[first:]]
+        while joining >= len(nodes):
+            nodes.append(replace(nodes[0], host=f"joined-{len(nodes)}", cores=()))
+        return replace(self, nodes=tuple(nodes))

@@ -14,6 +14,7 @@ from paceline import local
 from paceline.data.feed import Batch
 from paceline.errors import DivergedError, RunDirectoryError, StorageError
 from paceline.exchange.network import Traffic
+from paceline.local.base import OptimizerState
 from paceline.local.memory import keep_freed_memory
 from paceline.observe.metrics import MetricsFile, Tally
 from paceline.schema import write_json
@@ -23,9 +24,9 @@ from paceline.train.device import use_deterministic
 from paceline.train.evaluate import Score, evaluate
 from paceline.train.optimizers import batch_factor, schedule_factor
 from paceline.train.parts import Parts, make_parts
+from paceline.train.serving import make_team
 from paceline.train.shares import describe_shares, rebalanced, worker_shares
 from paceline.train.signals import StopSignals
-from paceline.train.team import Team
 
 EXPLODED = 1000.0
 """A loss this many times the first one is not training any more."""
@@ -49,6 +50,7 @@ def train(task: Task) -> Outcome:
     trainer = Trainer(task, parts, started=start)
     try:
         trainer.resume()
+        trainer.begin()
         with trainer.signals.installed():
             trainer.run()
         return trainer.finish(open_seconds=opened)
@@ -65,7 +67,7 @@ class Trainer:
 
     def __init__(self, task: Task, parts: Parts, *, started: float) -> None:
         self.task, self.config, self.view = task, task.config, task.view
-        self.team = Team(task.context, task.board, task.network)
+        self.team = make_team(task)
         self.job = make_job(task, parts)
         self.dataset = parts.dataset
         self.strategy = local.build(self.job)
@@ -115,7 +117,10 @@ class Trainer:
         with contextlib.closing(self.feed.epoch(epoch, self.position.step)) as batches:
             clock = time.perf_counter()
             for batch in batches:
-                self.run_update(batch)
+                if self.team.is_behind(self.position.update):
+                    self.leave_out(batch)
+                else:
+                    self.run_update(batch)
                 now = time.perf_counter()
                 self.tally.seconds += now - clock
                 self.tally.durations.append(now - clock)
@@ -138,7 +143,11 @@ class Trainer:
         total = loss_total(self.task.plan, batch, self.shares, self.task.context.node)
         if self.job.exchange is not None:
             self.job.exchange.before_update(total)
+            self.job.exchange.begin(
+                update=update, rate=self.rate_factor, samples=len(batch.targets), total=batch.total
+            )
         result = self.strategy.update(batch.inputs, batch.targets, total, update)
+        self.team.note(result.loss_sum, result.correct, result.samples)
         self.tally.add(loss_sum=result.loss_sum, correct=result.correct, samples=result.samples)
         self.tally.read_seconds += batch.wait_seconds
         loss = result.loss_sum / result.samples if result.samples else None
@@ -148,6 +157,17 @@ class Trainer:
             self.position, step=self.position.step + 1, update=update + 1
         )
         self.view.advance(images=batch.total, loss=loss)
+        for line in self.team.news():
+            self.view.say(line)
+
+    def leave_out(self, batch: Batch) -> None:
+        """Go past an update that the others have done without this node."""
+        update = self.position.update
+        self.team.enter("left out", update)
+        self.position = dataclasses.replace(
+            self.position, step=self.position.step + 1, update=update + 1
+        )
+        self.view.advance(images=batch.total, loss=None)
 
     def check_loss(self, loss: float) -> None:
         """Stop where going on would only waste time."""
@@ -166,16 +186,20 @@ class Trainer:
 
     def end_epoch(self) -> None:
         """Evaluate, write the epoch's line, save."""
+        if self.position.update >= self.updates:
+            self.tally.seconds += self.team.wait_for_all()
         loss_sum, correct, samples = self.team.sum(
             [self.tally.loss_sum, self.tally.correct, self.tally.samples], "epoch"
         )
         epoch = self.position.epoch + 1
         last = self.position.update >= self.updates
         score = None
-        if last or epoch % self.config.train.evaluate_every == 0:
+        if self.team.evaluates and (last or epoch % self.config.train.evaluate_every == 0):
             self.team.enter("evaluate", self.position.update)
             self.prepare_evaluation()
-            shares = worker_shares(self.task.plan, self.shares, by_rank=True)
+            shares = self.team.evaluation_shares(
+                worker_shares(self.task.plan, self.shares, by_rank=True)
+            )
             score = evaluate(self.strategy, self.job, self.dataset.test, self.team, shares)
         line = {
             "epoch": epoch,
@@ -192,7 +216,7 @@ class Trainer:
             "bytes_sent": 0,
         }
         if self.task.context.nodes > 1:
-            line |= self.balance()
+            line |= self.balance() | self.team.epoch_line()
         improved = self.note_score(score)
         self.write_metrics(line)
         self.position = dataclasses.replace(self.position, epoch=epoch, step=0)
@@ -213,7 +237,7 @@ class Trainer:
             "exchange_wait_seconds": waited / self.task.context.nodes,
             "shares": [round(share / sum(self.shares), 4) for share in self.shares],
         }
-        if self.config.exchange.rebalance:
+        if self.config.exchange.rebalance and self.team.is_steady:
             speeds = [count / time for count, time in zip(samples, busy, strict=True)]
             changed = rebalanced(self.shares, speeds)
             if changed is not None:
@@ -275,7 +299,7 @@ class Trainer:
         """Write a checkpoint; a failure is said and costs no older one."""
         self.team.enter("checkpoint", self.position.update)
         self.prepare_evaluation()
-        optimizer = self.strategy.optimizer_state()
+        optimizer = self.optimizer_state()
         tally = self.tally.saved()
         sums = self.team.sum([tally["loss_sum"], tally["correct"], tally["samples"]], "checkpoint")
         tally |= dict(zip(("loss_sum", "correct", "samples"), sums, strict=True))
@@ -296,6 +320,27 @@ class Trainer:
             except StorageError as error:
                 self.view.say(f"warning: {error}")
         self.team.barrier("checkpoint")
+
+    def optimizer_state(self) -> OptimizerState:
+        """The whole optimizer state, wherever it is held; every rank calls it."""
+        exchange = self.job.exchange
+        if exchange is not None and self.team.is_first:
+            model = self.strategy.model
+            held = exchange.optimizer_state(
+                [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+            )
+            if held is not None:
+                return held
+        return self.strategy.optimizer_state()
+
+    def begin(self) -> None:
+        """Meet the other nodes; one that joins a training goes on where that is."""
+        if self.job.exchange is None:
+            return
+        update = self.job.exchange.start(self.position.update)
+        if update != self.position.update:
+            epoch, step = divmod(update, self.feed.sampler.steps_per_epoch)
+            self.position = Position(epoch=epoch, step=step, update=update)
 
     def resume(self) -> None:
         """Go on from the newest checkpoint, if there is one."""

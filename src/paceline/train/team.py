@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -103,6 +103,41 @@ class Team:
         if self.board is not None:
             return self.board.should_stop(updates_done)
         return self._stop_at is not None and updates_done >= self._stop_at
+
+    # --- where nodes go at their own pace (parameter servers); the others need none of it ---
+
+    @property
+    def is_steady(self) -> bool:
+        """Everyone stays to the end, so that shares can follow measured speeds."""
+        return True
+
+    @property
+    def evaluates(self) -> bool:
+        """This rank takes part in evaluations."""
+        return True
+
+    def evaluation_shares(self, shares: list[float]) -> list[float]:
+        """Every rank's part of an evaluation."""
+        return shares
+
+    def is_behind(self, update: int) -> bool:
+        """The others have done this update without this rank, which leaves it out."""
+        return False
+
+    def note(self, loss_sum: float, correct: int, samples: int) -> None:
+        """Tell what an update gave, where nobody asks for sums."""
+
+    def news(self) -> list[str]:
+        """Lines for the user about nodes that came and went."""
+        return []
+
+    def wait_for_all(self) -> float:
+        """Before the last evaluation: seconds waited for nodes at a pace of their own."""
+        return 0.0
+
+    def epoch_line(self) -> dict[str, Any]:
+        """What else belongs into the epoch's line of metrics."""
+        return {}
 
     def close(self) -> None:
         """Wait for what is still under way."""

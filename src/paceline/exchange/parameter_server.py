@@ -1,0 +1,113 @@
+"""`parameter_server`: nodes that compute nothing hold the weights; workers push and pull."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from paceline.errors import UnsupportedError
+from paceline.exchange.base import Exchange, Setting
+from paceline.exchange.served import Served
+from paceline.exchange.shard import whole_state
+from paceline.exchange.shards import shard_bounds
+from paceline.exchange.wire import Kind, Request
+from paceline.local.shared import memory_view
+
+
+class ParameterServer(Exchange):
+    """A worker's part: its gradient goes to the servers, which answer with weights.
+
+    Gradients are weighted with their samples over the global batch, in every mode. The
+    asynchronous pushes of all workers for one global batch so add up to the one update of
+    synchronous training at the same rate. (Adam takes a step of full length at each push.)
+    """
+
+    name = "parameter_server"
+    summary = "dedicated servers hold shards of the weights: sync (Sandblaster), async (Downpour)"
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        if not isinstance(setting.network, Served):
+            raise UnsupportedError(
+                "exchange.kind = 'parameter_server' needs nodes that serve: train it on two hosts"
+                " or more"
+            )
+        self.served = setting.network
+        options = setting.options
+        self._every = options.every if options.mode == "async" else 1
+        self._request = Request(kind=Kind.PUSH)
+        self._pushed = True
+        self._accrued = 0
+        self._samples = 0
+
+    def attach(self, weights: Sequence[torch.Tensor]) -> None:
+        super().attach(weights)
+        elements = sum(weight.numel() for weight in weights)
+        self._gradient, self._flat = torch.zeros(elements), torch.empty(elements)
+        bounds = shard_bounds(elements, len(self.served.servers))
+        self._gradients = [self._gradient[start:end] for start, end in bounds]
+        self._parts = [self._flat[start:end] for start, end in bounds]
+
+    @torch.no_grad()
+    def start(self, update: int) -> int:
+        """Take over the servers' weights; where to begin."""
+        update = self.served.hello(update, self._parts)
+        self._unpack()
+        return update
+
+    def begin(self, *, update: int, rate: float, samples: int, total: int) -> None:
+        """What is said of the next gradient."""
+        self._samples += samples
+        self._request = Request(
+            kind=Kind.PUSH, update=update, rate=rate, samples=self._samples, total=total
+        )
+
+    @torch.no_grad()
+    def finish(self) -> bool:
+        at = 0
+        for weight in self._weights:
+            place = self._gradient[at : at + weight.numel()]
+            at += weight.numel()
+            gradient = None if weight.grad is None else memory_view(weight.grad, weight)
+            if self._accrued:
+                if gradient is not None:
+                    place.add_(gradient)
+            elif gradient is None:
+                place.zero_()
+            else:
+                place.copy_(gradient)
+        self._accrued += 1
+        if self._accrued < self._every:
+            return True  # until the next push the node follows its own gradients
+        self._push()
+        return False
+
+    def _push(self) -> None:
+        self.served.push(self._request, self._gradients, self._parts)
+        self._accrued = self._samples = 0
+        self._unpack()
+
+    def _unpack(self) -> None:
+        at = 0
+        for weight in self._weights:
+            memory_view(weight.data, weight).copy_(self._flat[at : at + weight.numel()])
+            at += weight.numel()
+
+    @torch.no_grad()
+    def before_evaluation(self) -> None:
+        if self._accrued:
+            self._push()
+        elif self.served.asynchronous:
+            self.served.pull(self._parts)
+            self._unpack()
+
+    @torch.no_grad()
+    def optimizer_state(
+        self, named: Sequence[tuple[str, torch.Tensor]]
+    ) -> dict[str, dict[str, Any]]:
+        """The servers' optimizer state by parameter; the weights become those that belong to it."""
+        state = whole_state(named, self.served.state(self._parts))
+        self._unpack()
+        return state

@@ -1,0 +1,181 @@
+"""A worker's way to its servers: the network of a node whose exchange is `parameter_server`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from paceline.errors import WorkerError
+from paceline.exchange.meeting import Meeting
+from paceline.exchange.network import Network, Traffic
+from paceline.exchange.wire import Answer, Kind, Link, LostError, Request
+from paceline.schema import ExchangeSettings, Plan, RankContext
+
+Vectors = Sequence[torch.Tensor]
+
+
+class Served(Network):
+    """Connections to all servers, and what servers have last said.
+
+    Nothing is ever sent from worker to worker: what workers need to know of each
+    other (sums, who is still training, the wish to stop) the first server keeps.
+    """
+
+    def __init__(
+        self, context: RankContext, plan: Plan, options: ExchangeSettings, *, deadline: float
+    ) -> None:
+        self.hosts = [node.host for node in plan.nodes]
+        self.rank, self.size = context.node, len(plan.nodes)
+        self.backend, self.group, self.place = context.backend, None, "start-up"
+        self.traffic = Traffic()
+        self._lock = threading.Lock()
+        self.options, self.deadline = options, deadline
+        self.asynchronous = options.mode == "async"
+        self.servers = plan.servers
+        self.version = 0
+        self.stop_at = 0
+        self.news = 0
+        self.wishes_stop = False
+        self.told = [0.0, 0.0, 0.0]
+        """Losses, right answers and samples that the first server has not heard of yet."""
+        self._meeting = Meeting(context, deadline=deadline)
+        # Servers give a silent worker up after `deadline`: those who wait for it wait longer.
+        self.arrival = self._meeting.announce(
+            context.node, self.hosts[context.node], max(self.servers)
+        )
+        self.links: list[Link] = [
+            self._meeting.link(server, self.rank, self.arrival, self.traffic, patience=2 * deadline)
+            for server in self.servers
+        ]
+        self._busy = threading.Lock()
+        self._closed = threading.Event()
+        self._alive = threading.Thread(target=self._say_alive, name="paceline-alive", daemon=True)
+        self._alive.start()
+
+    def _say_alive(self) -> None:
+        """A worker that evaluates or waits for data is not lost: say so from time to time."""
+        while not self._closed.wait(self.deadline / 4):
+            if self._busy.acquire(blocking=False):
+                try:
+                    for link in self.links:
+                        link.ask(Request(kind=Kind.ALIVE))
+                except LostError:
+                    return  # the next request says so
+                finally:
+                    self._busy.release()
+
+    @contextmanager
+    def _asking(self, what: str) -> Iterator[None]:
+        with self._busy:
+            try:
+                yield
+            except LostError as lost:
+                raise WorkerError(
+                    f"worker {self.rank} on {self.hosts[self.rank]} lost a server"
+                    f" ({', '.join(self.hosts[server] for server in self.servers)}) in {what} of"
+                    f" {self.place}: go on from the last checkpoint with --resume ({lost})"
+                ) from lost
+
+    def _heard(self, answer: Answer) -> None:
+        """Remember what the first server says in passing."""
+        self.version = max(self.version, answer.version)
+        self.stop_at, self.news = answer.stop, answer.news
+
+    def _telling(self, number: int) -> dict[str, Any]:
+        """What the first server is told with a request."""
+        if number > 0:
+            return {}
+        loss_sum, correct, seen = self.told
+        self.told = [0.0, 0.0, 0.0]
+        return {
+            "loss_sum": loss_sum,
+            "correct": correct,
+            "seen": seen,
+            "stop": self.wishes_stop,
+        }
+
+    def hello(self, update: int, weights: Vectors) -> int:
+        """The first word to all servers: gives the weights, and the update to begin with."""
+        with self._asking("the first words"):
+            for number, (link, part) in enumerate(zip(self.links, weights, strict=True)):
+                link.ask(Request(kind=Kind.HELLO, update=update, joins=self.arrival > 0))
+                answer = link.answered()
+                link.receive(part)
+                if number == 0:
+                    self._heard(answer)
+                    update = answer.version
+        return update
+
+    def push(self, request: Request, gradient: Vectors, weights: Vectors) -> None:
+        """Give every server its part of the gradient; the answer is its weights."""
+        with self._asking("a push"):
+            for number, (link, part) in enumerate(zip(self.links, gradient, strict=True)):
+                link.ask(replace(request, **self._telling(number)))
+                link.send(part)
+            self._receive(weights)
+
+    def pull(self, weights: Vectors) -> None:
+        """The newest weights of every server."""
+        with self._asking("a pull"):
+            for link in self.links:
+                link.ask(Request(kind=Kind.PULL))
+            self._receive(weights)
+
+    def _receive(self, weights: Vectors) -> None:
+        for number, (link, part) in enumerate(zip(self.links, weights, strict=True)):
+            answer = link.answered()
+            link.receive(part)
+            if number == 0:
+                self._heard(answer)
+
+    def sum_over_workers(self, values: torch.Tensor, update: int, sequence: int) -> torch.Tensor:
+        """Numbers added up over all living workers that have come to this update."""
+        with self._asking("a sum"):
+            link = self.links[0]
+            link.ask(Request(kind=Kind.TOTAL, update=update, sequence=sequence, length=len(values)))
+            link.send(values)
+            self._heard(link.answered())
+            return link.receive(torch.empty_like(values))
+
+    def reports(self, *, fresh: bool = False) -> list[dict[str, Any]]:
+        """What every server has to report; `fresh`: what was told begins anew."""
+        with self._asking("a report"):
+            found = []
+            for number, link in enumerate(self.links):
+                telling = self._telling(number)
+                link.ask(Request(kind=Kind.REPORT, sequence=int(fresh), **telling))
+                found.append(link.json(link.answered().length))
+            return found
+
+    def state(self, weights: Vectors) -> list[tuple[list[dict[str, float]], dict[str, Any]]]:
+        """Every server's optimizer state: numbers by slice, vectors by name; and its weights."""
+        with self._asking("reading the optimizer's state"):
+            found = []
+            for link, part in zip(self.links, weights, strict=True):
+                link.ask(Request(kind=Kind.STATE))
+                note = link.json(link.answered().length)
+                link.receive(part)
+                vectors = {name: link.receive(torch.empty_like(part)) for name in note["whole"]}
+                found.append((note["numbers"], vectors))
+            return found
+
+    def done(self, *, stop: bool) -> None:
+        """The last word to all servers; `stop`: the others are to end too."""
+        self.wishes_stop = self.wishes_stop or stop
+        with self._asking("the last words"):
+            for number, link in enumerate(self.links):
+                link.ask(Request(kind=Kind.DONE, **self._telling(number)))
+                link.answered()
+
+    def close(self) -> None:
+        """Leave; without a last word before, servers take this worker for lost."""
+        self._closed.set()
+        self._alive.join()
+        for link in self.links:
+            link.close()
+        self._meeting.close()

@@ -1,0 +1,243 @@
+"""Trainings with parameter servers: what a server runs, and what its workers' loop sees."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.errors import DeadlineError, UnsupportedError
+from paceline.exchange.meeting import Meeting
+from paceline.exchange.served import Served
+from paceline.exchange.server import Place, Server
+from paceline.exchange.shard import Shard
+from paceline.exchange.staleness import Staleness
+from paceline.local.base import OptimizerState
+from paceline.schema import Config, Plan, write_json
+from paceline.train.assemble import Task
+from paceline.train.checkpoint import Checkpoints
+from paceline.train.optimizers import is_elementwise
+from paceline.train.parts import make_parts
+from paceline.train.team import Team
+
+POLL_SECONDS = 0.1
+
+
+def check_served(config: Config, plan: Plan) -> None:
+    """Refuse what servers cannot do; said on every node, so that none waits for another."""
+    if not is_elementwise(config.optimizer, None):
+        raise UnsupportedError(
+            "an optimizer of one's own cannot be cut into the shards of servers: use sgd, adam or"
+            " adamw, or exchange.kind = 'allreduce'"
+        )
+    if config.optimizer.clip_norm is not None and len(plan.servers) > 1:
+        raise UnsupportedError(
+            f"optimizer.clip_norm needs the whole gradient in one place, but there are"
+            f" {len(plan.servers)} servers: use exchange.servers = 1, or 'allreduce'"
+        )
+
+
+def serve(task: Task) -> int:
+    """Hold a shard of the weights until every worker is done; the exit code."""
+    config, plan, context = task.config, task.plan, task.context
+    check_served(config, plan)
+    parts = make_parts(config, task.given)
+    try:
+        torch.set_num_threads(max(1, plan.nodes[context.node].threads))
+        model = parts.build_model()
+        if plan.memory_format == "channels_last":
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        newest = Checkpoints(task.run.checkpoints, config.train.keep).newest()
+        start = 0
+        state: OptimizerState = {}
+        if newest is not None:
+            saved, weights, state = Checkpoints(task.run.checkpoints, 1).load(newest)
+            model.load_state_dict(weights)
+            start = saved.position.update
+        number = plan.servers.index(context.node)
+        shard = Shard(
+            [(name, p) for name, p in model.named_parameters() if p.requires_grad],
+            parts.build_optimizer,
+            number=number,
+            servers=len(plan.servers),
+            clip_norm=config.optimizer.clip_norm,
+        )
+        shard.load(state)
+    finally:
+        parts.dataset.close()
+    workers = [(n, node.host) for n, node in enumerate(plan.nodes) if node.role == "worker"]
+    server = Server(
+        shard,
+        Place(node=context.node, number=number, workers=workers),
+        config.exchange,
+        start=start,
+        patience=config.train.deadline,
+    )
+    meeting = Meeting(context, deadline=config.train.deadline)
+    try:
+        with _without_interrupts():
+            server.run(meeting, lambda update: _enter(task, update))
+    finally:
+        meeting.close()
+    return 0
+
+
+def _enter(task: Task, update: int) -> None:
+    if task.board is not None:
+        task.board.enter("serving", update)
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Ctrl-C reaches every process of a terminal: workers stop in order, and need their servers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def make_team(task: Task) -> Team:
+    """The team of a rank: with parameter servers, workers know each other only through them."""
+    if isinstance(task.network, Served):
+        return ServedTeam(task, task.network)
+    return Team(task.context, task.board, task.network)
+
+
+class ServedTeam(Team):
+    """Workers that talk to servers and never to each other.
+
+    Synchronous: sums over the living workers, kept by the first server. Asynchronous: nobody
+    waits for anybody; the first worker evaluates and writes, from what servers tell it.
+    """
+
+    def __init__(self, task: Task, served: Served) -> None:
+        super().__init__(task.context, task.board, served)
+        self.served, self.run = served, task.run
+        self._done = self._sequence = self._news = 0
+        self._bytes = [0, 0]
+
+    def enter(self, phase: str, update: int) -> None:
+        super().enter(phase, update)
+        done = update + 1 if phase in ("update", "left out") else update
+        if done != self._done:
+            self._done, self._sequence = done, 0
+
+    def sum(self, values: Sequence[float], name: str) -> list[float]:
+        if not self.served.asynchronous:
+            self._sequence += 1
+            total = self.served.sum_over_workers(
+                torch.tensor(list(values), dtype=torch.float64), self._done, self._sequence
+            )
+            return [float(value) for value in total]
+        if name != "epoch":
+            return list(values)
+        told = self.served.reports(fresh=True)[0]["told"] if self.is_first else list(values)
+        return [told[0], told[1], max(1.0, told[2])]
+
+    def share_buffers(self, model: nn.Module) -> None:
+        buffers = list(model.buffers())
+        if self.served.asynchronous or not buffers:
+            return
+        flat = torch.cat([buffer.double().reshape(-1) for buffer in buffers])
+        flat = torch.tensor(self.sum((flat if self.is_first else flat * 0).tolist(), "buffers"))
+        at = 0
+        for buffer in buffers:
+            buffer.copy_(flat[at : at + buffer.numel()].reshape(buffer.shape))
+            at += buffer.numel()
+
+    def should_stop(self, updates_done: int) -> bool:
+        self.served.wishes_stop = self._requested
+        if self.served.asynchronous and self._requested:
+            return True
+        return 0 < self.served.stop_at <= updates_done
+
+    def request_stop(self) -> None:
+        self._requested = True
+
+    @property
+    def is_steady(self) -> bool:
+        return False
+
+    @property
+    def evaluates(self) -> bool:
+        return self.is_first or not self.served.asynchronous
+
+    def evaluation_shares(self, shares: list[float]) -> list[float]:
+        if not self.served.asynchronous:
+            return shares
+        return [float(rank == self.context.rank) for rank in range(len(shares))]
+
+    def is_behind(self, update: int) -> bool:
+        return not self.served.asynchronous and self.served.version > update
+
+    def note(self, loss_sum: float, correct: int, samples: int) -> None:
+        told = (loss_sum, correct, samples)
+        self.served.told = [a + b for a, b in zip(self.served.told, told, strict=True)]
+
+    def news(self) -> list[str]:
+        if not self.is_first or self.served.news <= self._news:
+            return []
+        lines = self.served.reports()[0]["news"]
+        fresh, self._news = lines[self._news :], len(lines)
+        return [str(line) for line in fresh]
+
+    def wait_for_all(self) -> float:
+        if not self.served.asynchronous or not self.is_first:
+            return 0.0
+        started = moved = time.perf_counter()
+        progress = -1
+        while (report := self.served.reports()[0])["training"]:
+            now = time.perf_counter()
+            if report["progress"] != progress:
+                progress, moved = report["progress"], now
+            if now - moved > 2 * self.served.deadline:
+                raise DeadlineError(
+                    f"the first worker waited {now - moved:.0f} s for {report['training']} others"
+                    " that make no progress: one hangs, or raise train.deadline"
+                )
+            time.sleep(POLL_SECONDS)
+        return time.perf_counter() - started
+
+    def epoch_line(self) -> dict[str, Any]:
+        """Staleness and the servers' traffic, on the first worker."""
+        if not self.is_first:
+            return {}
+        reports = self.served.reports()
+        staleness = Staleness()
+        for report in reports:
+            staleness.merge(report["staleness"])
+        found = {
+            "mean": staleness.mean,
+            "largest": staleness.largest,
+            "updates": staleness.updates,
+            "histogram": staleness.encoded(),
+            "workers": reports[0]["news"],
+        }
+        with contextlib.suppress(OSError):
+            write_json(self.run.path / "staleness.json", found)
+        sent = sum(report["bytes_sent"] for report in reports)
+        received = sum(report["bytes_received"] for report in reports)
+        before, self._bytes = self._bytes, [sent, received]
+        return {
+            "staleness_mean": staleness.mean,
+            "staleness_largest": staleness.largest,
+            "server_updates": reports[0]["updates"],
+            "server_bytes_sent": sent - before[0],
+            "server_bytes_received": received - before[1],
+        }
+
+    def close(self) -> None:
+        self.served.done(stop=self.is_first and self.served.asynchronous)
+
+
+__all__ = ["ServedTeam", "check_served", "make_team", "serve"]

@@ -1,0 +1,77 @@
+"""Synchronous parameter servers end with the weights of one process on the same global batch.
+
+Tolerance as in test_nodes.py: only the order of additions differs.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from node_runs import metrics, state, train_nodes
+from runs import assert_same, train_weights
+
+from paceline.schema import NodePlan
+
+SGD = ("optimizer.name=sgd", "optimizer.momentum=0.9", "optimizer.learning_rate=0.05")
+ADAM = ("optimizer.name=adam", "optimizer.schedule=linear", "optimizer.warmup=0.4")
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory):
+    """Weights and optimizer state of one process, by settings."""
+
+    @cache
+    def train(changes: tuple[str, ...]) -> dict[str, torch.Tensor]:
+        folder = tmp_path_factory.mktemp("alone")
+        train_weights(folder, *changes)
+        return state(next(folder.iterdir()))
+
+    return train
+
+
+def workers(*shares: float, servers: int = 1) -> list[NodePlan]:
+    return [NodePlan(share=share) for share in shares] + [NodePlan()] * servers
+
+
+CASES = {
+    "1 worker": (workers(1.0), ()),
+    "3 workers": (workers(3.0, 1.0, 2.0), ()),
+    "2 servers": (workers(2.0, 1.0, servers=2), ("exchange.servers=2",)),
+    "clipped": (workers(1.0, 1.0), ("optimizer.clip_norm=0.5",)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sgd(name: str, alone, tmp_path: Path) -> None:
+    nodes, changes = CASES[name]
+    found = train_nodes(tmp_path / "run", nodes, *SGD, *changes, exchange="parameter_server")
+    own = tuple(change for change in changes if change.startswith("optimizer"))
+    assert_same(found, alone((*SGD, *own)))
+    line = metrics(tmp_path / "run")[0]
+    assert line["staleness_largest"] == 0
+    assert line["server_updates"] == 5
+    weights = sum(tensor.nbytes for key, tensor in found.items() if "|" not in key)
+    # Five gradients from every worker, besides headers and sums.
+    count = len(nodes) - (2 if "exchange.servers=2" in changes else 1)
+    assert line["server_bytes_received"] >= 5 * count * weights
+    assert line["server_bytes_received"] < 5 * count * weights + 50_000
+
+
+def test_adam_over_two_servers(alone, tmp_path: Path) -> None:
+    nodes = workers(2.0, 1.0, servers=2)
+    changes = (*ADAM, "exchange.servers=2")
+    found = train_nodes(tmp_path / "run", nodes, *changes, exchange="parameter_server")
+    assert_same(found, alone(ADAM), atol=1e-4)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_mpi(nodes: int, alone, tmp_path: Path) -> None:
+    plans = workers(*(1.0 + number for number in range(nodes - 1)))
+    found = train_nodes(
+        tmp_path / "run", plans, *ADAM, exchange="parameter_server", backend="mpi4py"
+    )
+    assert_same(found, alone(ADAM), atol=1e-4)
