@@ -18,6 +18,9 @@ from paceline.cost.split import (
     held_parameters,
     step_bytes,
 )
+from paceline.errors import ConfigError
+from paceline.plan.partition import PartitionChoice, choose_partition, obstacle, with_partition
+from paceline.schema import ExchangeSettings, NodePlan, Plan
 
 CONVOLUTIONS = 2_469_696
 """Weights and biases of AlexNet's five convolutions."""
@@ -132,3 +135,48 @@ def test_forced_layers_are_split_and_no_other() -> None:
     placed = arrange(alexnet(1000), equal(2, 32), split=frozenset({"classifier.4"}))
     assert [each.way != "batch" for each in placed] == [False, True, False]
     assert (placed[1].enter, placed[1].leave) == ("batch", "batch")
+
+
+# --- the choice -------------------------------------------------------------------
+
+ALL_WEIGHTS = CONVOLUTIONS + sum(layer.parameters for layer in alexnet(10))
+
+
+def choice(**options: object) -> PartitionChoice:
+    settings = ExchangeSettings(**options)  # type: ignore[arg-type]
+    return choose_partition(settings, [alexnet(10)], equal(2, 32), parameters=ALL_WEIGHTS)
+
+
+def test_the_reason_says_what_is_saved() -> None:
+    assert choice().reason == (
+        "classifier.1, classifier.4 and classifier.6 are split:"
+        " 11.6 MB instead of 228.2 MB per update"
+    )
+    plan = with_partition(Plan(reason="threads 2"), choice())
+    assert plan.partition == "feature"
+    assert plan.feature_layers == ("classifier.1", "classifier.4", "classifier.6")
+    assert plan.reason.startswith("threads 2; classifier.1, ")
+    assert plan.predicted["bytes_per_update"] == pytest.approx(11.6e6, rel=0.01)
+
+
+def test_layers_by_hand() -> None:
+    assert choice(partition="manual", layers=("classifier.4",)).layers == ("classifier.4",)
+    assert choice(partition="none") == PartitionChoice()
+    with pytest.raises(ConfigError, match=r"'classifier\.5', which cannot be split over 2 nodes"):
+        choice(partition="manual", layers=("classifier.5",))
+    with pytest.raises(ConfigError, match="means nothing to exchange"):
+        choice(layers=("classifier.4",))
+    with pytest.raises(ConfigError, match=r"needs exchange\.layers"):
+        choice(partition="manual")
+
+
+def test_what_cannot_be_split_is_not() -> None:
+    plan = Plan(nodes=(NodePlan(), NodePlan(host="b", strategy="processes", processes=2)))
+    reason = obstacle(plan, ExchangeSettings(), elementwise=True)
+    assert reason == "b uses processes, which needs whole weights"
+    found = choose_partition(
+        ExchangeSettings(), [alexnet(10)], equal(2, 32), parameters=ALL_WEIGHTS, possible=reason
+    )
+    assert found.layers == ()
+    assert found.reason == f"no layer is split: {reason}"
+    assert obstacle(Plan(), ExchangeSettings(), elementwise=True) == ""
