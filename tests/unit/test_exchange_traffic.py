@@ -1,0 +1,173 @@
+"""What exchanges move, counted on real Gloo groups whose members are threads of this process."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from paceline import exchange
+from paceline.errors import DeadlineError, UnsupportedError
+from paceline.exchange.base import Setting
+from paceline.exchange.network import Network, Traffic
+from paceline.schema import ExchangeSettings
+
+LENGTHS = (0, 1, 3, 1000, 700_001)
+"""Empty, fewer elements than nodes, even, and several segments of odd lengths."""
+
+
+def together(size: int, work: Callable[[Network], Any], seconds: float = 20.0) -> list[Any]:
+    """What `work` returns on each of `size` nodes."""
+    store = dist.HashStore()
+
+    def member(rank: int) -> Any:
+        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = datetime.timedelta(seconds=seconds)
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        group = dist.ProcessGroupGloo(store, rank, size, options)
+        network = Network(group, [f"host-{n}" for n in range(size)], backend="gloo")
+        try:
+            return work(network)
+        finally:
+            network.close()
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(member, range(size)))
+
+
+def given(rank: int, length: int) -> torch.Tensor:
+    return torch.randn(length, generator=torch.Generator().manual_seed(rank))
+
+
+def sums(kind: str, size: int) -> list[list[tuple[torch.Tensor, Traffic]]]:
+    """By node: the sum of a vector of each length, and what it took."""
+
+    def work(network: Network) -> list[tuple[torch.Tensor, Traffic]]:
+        settings = ExchangeSettings(kind=kind)  # type: ignore[arg-type]
+        built: Any = exchange.build(kind, Setting(network=network, options=settings))
+        results = []
+        for number, length in enumerate(LENGTHS):
+            flat = given(network.rank, length)
+            built.sum(flat, number).wait()
+            results.append((flat, network.traffic.take()))
+        built.close()
+        return results
+
+    return together(size, work)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("kind", ["ring", "reduce_broadcast"])
+def test_every_node_has_the_same_sum(kind: str, size: int) -> None:
+    found = sums(kind, size)
+    for number, length in enumerate(LENGTHS):
+        expected = sum(given(rank, length) for rank in range(size))
+        for node in found:
+            torch.testing.assert_close(node[number][0], expected)
+            assert torch.equal(node[number][0], found[0][number][0])
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_ring_moves_two_parts_in_n_whatever_n(size: int) -> None:
+    for node in sums("ring", size):
+        for length, (_, traffic) in zip(LENGTHS, node, strict=True):
+            exact = 2 * (size - 1) / size * 4 * length
+            rounding = 2 * (size - 1) * 4  # chunks differ by an element of four bytes
+            assert abs(traffic.bytes_sent - exact) < rounding
+            assert abs(traffic.bytes_received - exact) < rounding
+            assert traffic.bytes_sent % 4 == 0
+            if length >= size:
+                assert traffic.messages_sent >= 2 * (size - 1)
+    # Nothing is lost between neighbours: all that was sent has been received.
+    found = sums("ring", size)
+    for number in range(len(LENGTHS)):
+        taken = [node[number][1] for node in found]
+        assert sum(t.bytes_sent for t in taken) == sum(t.bytes_received for t in taken)
+        assert sum(t.bytes_sent for t in taken) == 2 * (size - 1) * 4 * LENGTHS[number]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_first_node_of_reduce_broadcast_moves_everything(size: int) -> None:
+    for rank, node in enumerate(sums("reduce_broadcast", size)):
+        for length, (_, traffic) in zip(LENGTHS, node, strict=True):
+            times = size - 1 if rank == 0 else 1
+            assert traffic.bytes_sent == traffic.bytes_received == times * 4 * length
+
+
+@pytest.mark.parametrize("kind", ["ring", "reduce_broadcast"])
+def test_a_node_that_does_not_come_is_an_error_where_one_waits(kind: str) -> None:
+    def work(network: Network) -> str:
+        if network.rank == 1:
+            time.sleep(1.5)  # longer than the deadline of the others
+            return ""
+        network.place = "update 7"
+        settings = ExchangeSettings(kind=kind)  # type: ignore[arg-type]
+        built: Any = exchange.build(kind, Setting(network=network, options=settings))
+        first, second = (built.sum(torch.ones(10), number) for number in range(2))
+        with pytest.raises(DeadlineError) as caught:
+            first.wait()
+        with pytest.raises(DeadlineError):  # what comes after it fails too, at once
+            second.wait()
+        built.close()
+        return str(caught.value)
+
+    message = together(2, work, seconds=0.7)[0]
+    gc.collect()  # the errors' frames hold the groups, and those their sockets
+    assert "rank 0 on host-0" in message
+    assert "host-1 of update 7" in message
+
+
+@pytest.mark.parametrize("kind", ["ring", "reduce_broadcast", "averaging"])
+def test_compression_belongs_to_allreduce(kind: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"kind = '{kind}': use 'allreduce'"):
+        exchange.exchange_class(kind, "bf16")
+
+
+def compressed(compression: str) -> tuple[list[torch.Tensor], list[int]]:
+    """Gradients of many updates summed with compression on two nodes: totals, bytes by update."""
+    updates = 60
+
+    def work(network: Network) -> tuple[torch.Tensor, list[int]]:
+        settings = ExchangeSettings(compression=compression, rank=1)  # type: ignore[arg-type]
+        setting = Setting(network=network, options=settings)
+        built = exchange.build("allreduce", setting)
+        weights = [torch.nn.Parameter(torch.zeros(40, 30)), torch.nn.Parameter(torch.zeros(40))]
+        built.attach(weights)
+        total, moved = torch.zeros(40, 30), []
+        for _ in range(updates):
+            if network.rank == 0:  # the other node has no samples
+                for weight in weights:
+                    weight.grad = given(5, weight.numel()).view(weight.shape).clone()
+            built.finish()
+            assert weights[0].grad is not None
+            total += weights[0].grad
+            for weight in weights:
+                weight.grad = None
+            moved.append(network.traffic.take().bytes_sent)
+        built.close()
+        return total / updates, moved
+
+    found = together(2, work)
+    assert torch.equal(found[0][0], found[1][0])
+    return [mean for mean, _ in found], found[0][1]
+
+
+@pytest.mark.parametrize(("compression", "margin"), [("bf16", 1e-3), ("powersgd", 0.35)])
+def test_error_feedback_gives_back_what_compression_takes(compression: str, margin: float) -> None:
+    """The same gradient again and again: its mean over updates comes near the exact one."""
+    means, moved = compressed(compression)
+    exact = given(5, 1200).view(40, 30)
+    assert float((means[0] - exact).norm() / exact.norm()) < margin
+    whole = (1200 + 40) * 4
+    if compression == "bf16":
+        assert set(moved) == {whole // 2}
+    else:  # ten whole updates, then vectors of 40 and 30 for the matrix
+        assert moved[:10] == [whole] * 10
+        assert moved[10:] == [(40 + 30 + 40) * 4] * (len(moved) - 10)
