@@ -122,7 +122,7 @@ def expected_maximum(count: int) -> float:
         z(N) = Phi^-1((N - 0.375) / (N + 0.25))    (Blom)
 
     >>> expected_maximum(1), round(expected_maximum(64), 2)
-    (0.0, 2.36)
+    (0.0, 2.34)
     """
     if count <= 1:
         return 0.0
