@@ -13,7 +13,7 @@ import datetime
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -69,6 +69,8 @@ class Pending:
             now = time.perf_counter()
         # When an operation ended that nobody waited for is not known: until now at the latest.
         self._network.count_time(seconds=now - self._started, waited=now - before)
+        if self._network.on_wait is not None:
+            self._network.on_wait(self._operation, before, now - before)
         self._keep = None
 
     def settle(self) -> None:
@@ -94,6 +96,8 @@ class Network:
         self.place = "start-up"
         """What the run is doing, for messages: "update 12"."""
         self._lock = threading.Lock()
+        self.on_wait: Callable[[str, float, float], None] | None = None
+        """Told after every operation: its name, when (perf_counter) and how long one waited."""
 
     def store(self, purpose: str) -> PrefixStore:
         """Where nodes can find each other for another group of theirs."""

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from paceline.schema import NodePlan, RankContext
+from paceline.schema.events import SpanName
 
 if TYPE_CHECKING:
     from paceline.exchange.base import Exchange
@@ -51,6 +52,8 @@ class Job:
     """Shared by the ranks of a node; None when there is only one."""
     arena: Arena | None = None
     """Where ranks of a node share weights and gradients; None when there is only one."""
+    span: Callable[[SpanName], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
+    """Times a part of the update for whoever observes the run: "optimizer"."""
     exchange: Exchange | None = None
     """How this node agrees with others, on its leader; None when there is only one node."""
     partition: Partition | None = None

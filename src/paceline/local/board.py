@@ -11,7 +11,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,8 @@ class Board:
         self._announcement = np.frombuffer(self._memory, np.uint8, _ANNOUNCEMENT_BYTES, end)
         self._longest_gap = 0.0
         self._last_barrier: float | None = None
+        self.on_wait: Callable[[str, float, float, list[int]], None] | None = None
+        """Told after every barrier: its name, when (perf_counter) and how long, who came last."""
         self._beating: threading.Thread | None = None
         self._quiet = threading.Event()
 
@@ -160,7 +162,10 @@ class Board:
         self._rows[self.rank, column] = target
         arrivals = self._rows[:, column]
         spins = 0
-        while any(arrivals[member] < target for member in group):
+        late: list[int] = []
+        began = time.perf_counter()
+        while missing := [member for member in group if arrivals[member] < target]:
+            late = missing
             spins += 1
             # Yielding answers within microseconds while peers are about to arrive;
             # after that, sleeping leaves the core to them.
@@ -174,6 +179,8 @@ class Board:
             if self._header[1]:
                 raise WorkerError("another rank failed")
         self._last_barrier = time.monotonic()
+        if late and self.on_wait is not None:
+            self.on_wait(name, began, time.perf_counter() - began, late)
 
     def _raise_deadline(self, name: str, late: list[int], limit: float) -> None:
         places = ", ".join(

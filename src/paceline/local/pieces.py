@@ -118,9 +118,10 @@ class PieceUpdate:
             weight.grad = self._summed(piece)
         if self.job.nodes > 1:
             self._agree_with_other_nodes()
-        self._clip()
-        if self.optimizer is not None:
-            self.optimizer.step()
+        with self.job.span("optimizer"):
+            self._clip()
+            if self.optimizer is not None:
+                self.optimizer.step()
         for name in self.names:
             self.shared.parameters[name].grad = None
         self.board.barrier("weights")

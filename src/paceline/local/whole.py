@@ -30,11 +30,12 @@ class WholeOptimizer(LocalStrategy):
         """Agree with the other nodes, clip, update, forget the gradients."""
         exchange = self.job.exchange
         if exchange is None or exchange.finish():
-            if self.job.partition is None:
-                clip_gradients((p for _, p in self._named), self.job.clip_norm)
-            else:
-                self.job.partition.clip(self._named, self.job.clip_norm)
-            self._optimizer.step()
+            with self.job.span("optimizer"):
+                if self.job.partition is None:
+                    clip_gradients((p for _, p in self._named), self.job.clip_norm)
+                else:
+                    self.job.partition.clip(self._named, self.job.clip_norm)
+                self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         if exchange is not None:
             exchange.after_update()

@@ -243,6 +243,18 @@ class ExchangeSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Observe:
+    """What is written down about the run while it runs."""
+
+    events: bool = True
+    """Write spans and resource samples of every rank to rank-*/events.jsonl."""
+    samples_every: float = rule(default=1.0, minimum=0.0)
+    """Seconds between two samples of CPU, memory, network and disk; 0 takes none."""
+    tensorboard: bool = False
+    """Also write event files for TensorBoard into the run's folder `tensorboard`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """Everything that one run was asked to do."""
 
@@ -257,6 +269,7 @@ class Config:
     numerics: Numerics = field(default_factory=Numerics)
     local: LocalSettings = field(default_factory=LocalSettings)
     exchange: ExchangeSettings = field(default_factory=ExchangeSettings)
+    observe: Observe = field(default_factory=Observe)
     versions: dict[str, str] = field(default_factory=dict)
     """What the run was made with; written by Paceline."""
 

@@ -1,1 +1,21 @@
-"""The training stage: from a plan to weights."""
+"""The training stage, and what `paceline.train(...)` calls.
+
+Importing this package sets the name `train` of `paceline`, which is also that of the function: the
+module is made callable, so that both spellings go on to work whatever was imported first.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class _Callable(ModuleType):
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        from importlib import import_module
+
+        return import_module("paceline.api").train(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -17,6 +17,8 @@ from paceline.exchange.network import Traffic
 from paceline.local.base import OptimizerState
 from paceline.local.memory import keep_freed_memory
 from paceline.observe.metrics import MetricsFile, Tally
+from paceline.observe.recorder import Recorder
+from paceline.observe.tensorboard import TensorBoardFile
 from paceline.schema import write_json
 from paceline.train.assemble import Task, loss_total, make_feed, make_job
 from paceline.train.checkpoint import Checkpoints, Position, TrainState
@@ -27,6 +29,7 @@ from paceline.train.parts import Parts, make_parts
 from paceline.train.serving import make_team
 from paceline.train.shares import describe_shares, rebalanced, worker_shares
 from paceline.train.signals import StopSignals
+from paceline.train.watching import observed
 
 EXPLODED = 1000.0
 """A loss this many times the first one is not training any more."""
@@ -42,15 +45,21 @@ class Outcome:
 
 def train(task: Task) -> Outcome:
     """Train as the plan says, from the newest checkpoint of the run if there is one."""
+    with observed(task) as recorder:
+        return _train(task, recorder)
+
+
+def _train(task: Task, recorder: Recorder) -> Outcome:
     start = time.perf_counter()
     use_deterministic(task.config.train.deterministic)
     keep_freed_memory()
     parts = make_parts(task.config, task.given)
     opened = time.perf_counter() - start
-    trainer = Trainer(task, parts, started=start)
+    trainer = Trainer(task, parts, recorder, started=start)
     try:
         trainer.resume()
         trainer.begin()
+        recorder.ready()
         with trainer.signals.installed():
             trainer.run()
         return trainer.finish(open_seconds=opened)
@@ -65,10 +74,16 @@ def train(task: Task) -> Outcome:
 class Trainer:
     """The state of one training on one rank, and the steps it is made of."""
 
-    def __init__(self, task: Task, parts: Parts, *, started: float) -> None:
+    def __init__(self, task: Task, parts: Parts, recorder: Recorder, *, started: float) -> None:
         self.task, self.config, self.view = task, task.config, task.view
+        self.recorder = recorder
+        self.tensorboard = (
+            TensorBoardFile(task.run.path / "tensorboard", say=task.view.say)
+            if task.config.observe.tensorboard and task.context.is_first
+            else None
+        )
         self.team = make_team(task)
-        self.job = make_job(task, parts)
+        self.job = dataclasses.replace(make_job(task, parts), span=recorder.span)
         self.dataset = parts.dataset
         self.strategy = local.build(self.job)
         self.shares = [node.share for node in task.plan.nodes]
@@ -137,8 +152,10 @@ class Trainer:
 
     def run_update(self, batch: Batch) -> None:
         """One update from one batch."""
-        update = self.position.update
+        update, recorder = self.position.update, self.recorder
         self.team.enter("update", update)
+        recorder.update = update
+        recorder.add("read", time.perf_counter() - batch.wait_seconds, batch.wait_seconds)
         self.strategy.scale_rate(self.rate_factor)
         total = loss_total(self.task.plan, batch, self.shares, self.task.context.node)
         if self.job.exchange is not None:
@@ -146,7 +163,8 @@ class Trainer:
             self.job.exchange.begin(
                 update=update, rate=self.rate_factor, samples=len(batch.targets), total=batch.total
             )
-        result = self.strategy.update(batch.inputs, batch.targets, total, update)
+        with recorder.span("compute"):
+            result = self.strategy.update(batch.inputs, batch.targets, total, update)
         self.team.note(result.loss_sum, result.correct, result.samples)
         self.tally.add(loss_sum=result.loss_sum, correct=result.correct, samples=result.samples)
         self.tally.read_seconds += batch.wait_seconds
@@ -196,11 +214,12 @@ class Trainer:
         score = None
         if self.team.evaluates and (last or epoch % self.config.train.evaluate_every == 0):
             self.team.enter("evaluate", self.position.update)
-            self.prepare_evaluation()
-            shares = self.team.evaluation_shares(
-                worker_shares(self.task.plan, self.shares, by_rank=True)
-            )
-            score = evaluate(self.strategy, self.job, self.dataset.test, self.team, shares)
+            with self.recorder.span("evaluate"):
+                self.prepare_evaluation()
+                shares = self.team.evaluation_shares(
+                    worker_shares(self.task.plan, self.shares, by_rank=True)
+                )
+                score = evaluate(self.strategy, self.job, self.dataset.test, self.team, shares)
         line = {
             "epoch": epoch,
             "train_loss": loss_sum / samples,
@@ -248,6 +267,7 @@ class Trainer:
                     self.feed, shares=worker_shares(self.task.plan, changed)
                 )
                 self.view.say(describe_shares(self.task.plan, changed))
+                self.recorder.note("shares", describe_shares(self.task.plan, changed))
         return line
 
     def prepare_evaluation(self) -> None:
@@ -286,6 +306,8 @@ class Trainer:
             self.metrics.lines.append(line)
             return
         self.view.end_epoch(line, self.config.train.epochs)
+        if self.tensorboard is not None:
+            self.tensorboard.add_epoch(line)
         try:
             self.metrics.append(line)
         except OSError as error:
@@ -297,6 +319,10 @@ class Trainer:
 
     def save(self, *, best: bool = False) -> None:
         """Write a checkpoint; a failure is said and costs no older one."""
+        with self.recorder.span("checkpoint"):
+            self._save(best=best)
+
+    def _save(self, *, best: bool) -> None:
         self.team.enter("checkpoint", self.position.update)
         self.prepare_evaluation()
         optimizer = self.optimizer_state()

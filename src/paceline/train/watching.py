@@ -1,0 +1,92 @@
+"""What the loop needs to be observed: the recorder, the stall watch, the common clock."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from paceline.observe.clock import MESSAGE_BYTES, offset_to_first
+from paceline.observe.posts import FolderPosts, Posts
+from paceline.observe.recorder import Recorder, board_listener, make_recorder
+from paceline.observe.samples import process_began
+from paceline.observe.stall import StallSettings, StallWatch, board_place
+from paceline.train.assemble import Task
+
+
+@contextlib.contextmanager
+def observed(task: Task) -> Iterator[Recorder]:
+    """The recorder of this rank; its board and network report to it until the end."""
+    settings, context = task.config.observe, task.context
+    recorder = make_recorder(
+        task.run.rank(context.rank),
+        context,
+        events=settings.events,
+        samples_every=settings.samples_every,
+        # A rank that others belong to has a process to itself, and its imports are start-up.
+        began=process_began() if context.world_size > 1 else None,
+        say=task.view.say,
+    )
+    with recorder, _watched(task, recorder):
+        if recorder.enabled:
+            _listen(task, recorder)
+        try:
+            yield recorder
+        finally:
+            if task.board is not None:
+                task.board.on_wait = None
+            if task.network is not None:
+                task.network.on_wait = None
+
+
+def _listen(task: Task, recorder: Recorder) -> None:
+    _measure_clock(task, recorder)
+    if task.board is not None:
+        task.board.on_wait = board_listener(recorder, task.context)
+    if task.network is not None:
+        task.network.on_wait = lambda operation, started, seconds: recorder.add(
+            "exchange", started, seconds, detail=operation
+        )
+
+
+def _measure_clock(task: Task, recorder: Recorder) -> None:
+    """Every node's offset to the first, measured by its leader.
+
+    Not with parameter servers: they answer no such messages, and workers come and go.
+    """
+    if task.context.nodes == 1 or task.plan.exchange == "parameter_server":
+        return
+    found = [0.0, 0.0]
+    if (network := task.network) is not None:
+
+        def send(peer: int, data: bytes) -> None:
+            network.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), peer).wait()
+
+        def receive(peer: int) -> bytes:
+            data = torch.empty(MESSAGE_BYTES, dtype=torch.uint8)
+            network.receive(data, peer).wait()
+            return data.numpy().tobytes()
+
+        nodes = list(range(network.size))
+        offset = offset_to_first(network.rank, nodes, send, receive, now=recorder.now)
+        found = [offset.seconds, offset.uncertainty]
+    if task.board is not None:
+        found = task.board.sum(found, "clock")
+    if task.context.node > 0:
+        recorder.clock(*found)
+
+
+@contextlib.contextmanager
+def _watched(task: Task, recorder: Recorder) -> Iterator[None]:
+    if task.context.world_size == 1 or task.board is None:
+        yield
+        return
+    posts: Posts = FolderPosts(task.run.path)
+    settings = StallSettings(deadline=task.config.train.deadline)
+    place = board_place(task.board)
+    watch = StallWatch(
+        task.context, posts, place=place, recorder=recorder, settings=settings, say=task.view.say
+    )
+    with watch:
+        yield
