@@ -1,7 +1,8 @@
 """Several whole runs over nodes, one after the other in the same processes.
 
-Starting a process takes seconds and five updates take none: a matrix of runs starts each number of
-nodes once. Every run opens a network of its own, as `run_node` always does.
+Starting a process takes seconds and five updates take none, so a matrix of runs shares processes.
+Every run opens a network of its own, as `run_node` always does. Over Gloo a run may need fewer
+nodes than there are processes; MPI's world is always whole.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ from paceline.config.environment import rank_context
 from paceline.launch.node import run_node
 from paceline.run import RunDirectory
 context = rank_context()
-for folder, port in json.loads(Path(sys.argv[1]).read_text()):
-    place = dataclasses.replace(context, port=port)
+for folder, port, nodes in json.loads(Path(sys.argv[1]).read_text()):
+    if context.node >= nodes:
+        continue
+    place = dataclasses.replace(context, port=port, nodes=nodes)
     assert run_node(RunDirectory(Path(folder)), place, silent=True) == 0, folder
 """
 
@@ -49,7 +52,7 @@ def train_series(
     folder: Path, runs: list[Run], *, backend: str = "gloo", timeout: float = 100.0
 ) -> list[dict[str, torch.Tensor]]:
     """The last weights and optimizer state of every run."""
-    size = len(runs[0].nodes)
+    size = max(len(run.nodes) for run in runs)
     folder.mkdir(parents=True, exist_ok=True)
     places = []
     for number, run in enumerate(runs):
@@ -64,7 +67,7 @@ def train_series(
         )
         (path / "config.toml").write_text(dump_config(config))
         write_json(path / "plan.json", plan)
-        places.append((str(path), free_port()))
+        places.append((str(path), free_port(), len(run.nodes)))
     (folder / "series.json").write_text(json.dumps(places))
     command = [sys.executable, "-c", _SERIES, str(folder / "series.json")]
     if backend == "mpi4py":
@@ -72,7 +75,7 @@ def train_series(
     else:
         commands = [(command, node) for node in range(size)]
     _run_all(commands, size, backend, timeout)
-    return [state(Path(path)) for path, _ in places]
+    return [state(Path(path)) for path, _, _ in places]
 
 
 def _run_all(commands: list[tuple[list[str], int]], size: int, backend: str, limit: float) -> None:
