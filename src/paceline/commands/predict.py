@@ -12,7 +12,7 @@ import click
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from paceline.plan.predict import Prediction, Row
+    from paceline.plan.answer import Prediction, Row
     from paceline.schema import Config
     from paceline.schema.machines import Link, Machines
 
@@ -54,8 +54,9 @@ def command(
     paceline predict my.toml --nodes 2 --link 1Gbit/s,0.2ms --mix 1,1/21
     """
     from paceline.errors import ConfigError
+    from paceline.plan.answer import Question
     from paceline.plan.ask import hourly_price, link_from, node_counts, speeds
-    from paceline.plan.predict import Question, predict
+    from paceline.plan.predict import predict
     from paceline.schema import encode
 
     counts, mixture = node_counts(nodes), speeds(mix)

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from paceline.cost.compute import deviation, host_curve
 from paceline.cost.exchanges import Exchange
@@ -14,6 +13,7 @@ from paceline.cost.model import ModelCost, host_model
 from paceline.cost.network import wire
 from paceline.cost.step import Member, StepCost
 from paceline.errors import ConfigError
+from paceline.plan.answer import BreakEven, Prediction, Question, Row
 from paceline.plan.options import Option, Setting, best, cause, evaluate, exchanges, node_memory
 from paceline.schema.machines import Host, Level, Link, WorkloadFacts
 
@@ -22,91 +22,6 @@ WORTH = 1.1
 SLOWEST_LINK, FASTEST_LINK = 1e4, 1e13
 """Bits per second between which a break-even is looked for."""
 LARGEST_BATCH = 2**20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """What somebody wants to know."""
-
-    nodes: tuple[int, ...]
-    link: Link
-    mix: tuple[float, ...] = (1.0,)
-    """Speeds of the nodes against the measured host, repeated as often as needed."""
-    price: float | None = None
-    """Per node and hour."""
-
-    def __post_init__(self) -> None:
-        if not self.nodes or min(self.nodes) < 1:
-            raise ConfigError(f"--nodes {list(self.nodes)} must be whole numbers of at least 1")
-        if not self.mix or any(not 0 < speed < math.inf for speed in self.mix):
-            raise ConfigError(f"--mix {list(self.mix)} must be speeds above 0, such as 1,1/21")
-        if self.price is not None and not self.price >= 0:
-            raise ConfigError(f"--price {self.price} must be at least 0 per hour")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One exchange on so many nodes."""
-
-    nodes: int
-    exchange: str
-    exact: bool
-    batch: int
-    images_per_second: float
-    low: float
-    high: float
-    """The interval that the spread of what was measured gives."""
-    speedup: float
-    speedup_low: float
-    speedup_high: float
-    """Against the fastest of the nodes alone."""
-    efficiency: float
-    """Part of what all nodes' speeds add up to."""
-    step_seconds: float
-    terms: dict[str, float]
-    """Seconds per step: compute, exposed, bubble, waiting, data; they add up."""
-    bytes_sent: float
-    """Per step, by the busiest node."""
-    memory_mb: float
-    """Of the node that needs most."""
-    fits: bool
-    idle: int
-    """Nodes for which the batch has no sample left."""
-    staleness: float
-    epoch_seconds: float
-    end_seconds: float
-    epoch_cost: float | None
-    end_cost: float | None
-    reason: str
-    """What the time goes to beside computing."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BreakEven:
-    """From where on several nodes are as fast as one; None: nowhere."""
-
-    nodes: int
-    """Nodes that link and batch are given for."""
-    link_bits_per_second: float | None
-    batch: int | None
-    node_count: int | None
-    """The fewest nodes that beat one, with the given link and batch."""
-    fastest_nodes: int
-    """Of the numbers asked for, the one with most images per second."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """The answer: a table, where it turns, and one sentence."""
-
-    workload: WorkloadFacts
-    host: str
-    question: Question
-    rows: tuple[Row, ...]
-    break_even: BreakEven | None
-    worth_it: bool
-    verdict: str
-    notes: tuple[str, ...] = field(default=())
 
 
 class _Guide:

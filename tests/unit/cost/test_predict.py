@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from cost_cases import host
 from hypothesis import given, settings
@@ -11,7 +9,8 @@ from hypothesis import strategies as st
 
 from paceline.cost.network import described_link
 from paceline.errors import ConfigError
-from paceline.plan.predict import Prediction, Question, predict, rate_text
+from paceline.plan.answer import Prediction, Question
+from paceline.plan.predict import predict, rate_text
 from paceline.schema import encode
 from paceline.schema.machines import WorkloadFacts, exactly
 
@@ -141,11 +140,9 @@ def test_a_faster_link_never_predicts_less(
 
 
 def test_four_thousand_nodes() -> None:
-    begin = time.process_time()
+    """Equal nodes are counted, not listed: a loop over them would meet the test's timeout."""
     found = ask((1, 2, 16, 256, 4096), parameters=1.0)
     assert {row.nodes for row in found.rows} == {1, 2, 16, 256, 4096}
-    # CPU time with much room: a loop over nodes would take minutes
-    assert time.process_time() - begin < 30
     assert encode(found)["rows"][0]["nodes"] == 1
 
 
