@@ -1,0 +1,1 @@
+"""Plain PyTorch programs that Paceline is measured against."""
