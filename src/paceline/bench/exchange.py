@@ -103,6 +103,7 @@ def _trial(model: Model, kind: str, spec: LabSpec, updates: int) -> Trial:
     nodes = [NodePlan(host=host.name) for host in spec.hosts]
     if kind in (STOCK, PARTITION):
         exchange, compression = "allreduce", ""
+    settings["exchange.partition"] = "auto" if kind == PARTITION else "none"
     if compression:
         settings["exchange.compression"] = compression
     plan = Plan(nodes=tuple(nodes), exchange=exchange, batch_size=model.batch)

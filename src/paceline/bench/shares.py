@@ -14,6 +14,7 @@ MNIST: dict[str, object] = {
     "workload.data": "synthetic",
     "data.options": {"shape": [1, 28, 28], "samples": 2048},
     "optimizer.name": "adam",
+    "exchange.partition": "none",
 }
 
 

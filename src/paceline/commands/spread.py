@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from paceline.commands.splitting import with_split_layers
 from paceline.config import dump_config
 from paceline.errors import UnsupportedError, UserError
 from paceline.launch.engines import Engine, engine_class
@@ -113,7 +114,8 @@ def plan_nodes(start: Start, session: Session) -> Plan:
     if start.plan is not None:
         return _stored_plan(start.plan, sites)
     if config.local.strategy != "auto":
-        return plan_as_asked(config, sites, elementwise=":" not in config.optimizer.name)
+        asked = plan_as_asked(config, sites, elementwise=":" not in config.optimizer.name)
+        return with_split_layers(config, asked)
     start.say("each host races for its fastest way to train")
     races = session.race(race_batches(config, sites), again=start.again)
     for node, race in races.items():
@@ -123,7 +125,7 @@ def plan_nodes(start: Start, session: Session) -> Plan:
         for warning in race.warnings:
             start.say(f"warning: host {place.host.name}: {warning}")
         start.say(f"race on {place.host.name}{suffix}: {race.decision}")
-    return plan_from_races(config, sites, races)
+    return with_split_layers(config, plan_from_races(config, sites, races))
 
 
 def site_of(session: Session, node: int) -> NodeSite:

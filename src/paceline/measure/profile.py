@@ -190,7 +190,7 @@ def _smaller_updates(request: ProfileRequest) -> list[UpdateTime]:
         node: NodePlan = chosen.node
         node = dataclasses.replace(node, micro_batches=min(node.micro_batches, size))
         trial = race.RaceRequest(config=request.config, batch_size=size, quiet=True, seconds=5.0)
-        entries = race._race_in_ranks(trial, [node], [(chosen.precision, chosen.memory_format)])
+        entries = race.race_in_ranks(trial, [node], [(chosen.precision, chosen.memory_format)])
         timed = next((entry for entry in entries if entry.images_per_second), None)
         if timed is not None:
             found.append(_update_time(timed, size, f"{timed.name}, real updates, warm-up dropped"))

@@ -126,7 +126,7 @@ def _race(request: RaceRequest) -> Race:
     fitting, refused, estimates = _fit(nodes, numerics, footprint, request.batch_size)
     if request.given is None:
         parts.dataset.close()
-        results = _race_in_ranks(request, fitting, numerics)
+        results = race_in_ranks(request, fitting, numerics)
     else:
         results = _race_here(request, parts, fitting, numerics)
     results = [
@@ -203,7 +203,7 @@ def _race_here(
         set_threads(before)
 
 
-def _race_in_ranks(
+def race_in_ranks(
     request: RaceRequest, nodes: list[NodePlan], numerics: list[tuple[Any, Any]]
 ) -> list[Candidate]:
     """In processes of its own, started anew when a candidate brings them down."""
