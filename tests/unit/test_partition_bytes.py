@@ -6,6 +6,8 @@ import itertools
 
 import pytest
 
+from paceline.commands.partitioning import partitioned
+from paceline.config import load_config
 from paceline.cost.split import (
     Chain,
     Division,
@@ -180,3 +182,15 @@ def test_what_cannot_be_split_is_not() -> None:
     assert found.layers == ()
     assert found.reason == f"no layer is split: {reason}"
     assert obstacle(Plan(), ExchangeSettings(), elementwise=True) == ""
+
+
+def test_the_plan_of_two_nodes_gets_the_layers_of_its_model() -> None:
+    changes = ("workload.model=alexnet", "workload.data=synthetic", "data.options.classes=10")
+    config = load_config(None, (*changes, "data.options.shape=[3, 64, 64]"))
+    two = Plan(nodes=(NodePlan(host="a"), NodePlan(host="b")), batch_size=32)
+    plan = partitioned(config, two)
+    assert plan.feature_layers == ("classifier.1", "classifier.4", "classifier.6")
+    assert "11.6 MB instead of 228.2 MB" in plan.reason
+    assert partitioned(config, Plan()) == Plan()
+    several = Plan(nodes=(NodePlan(), NodePlan(strategy="processes", processes=2)))
+    assert partitioned(config, several) == several

@@ -1,0 +1,44 @@
+"""Puts the per-layer partition into the plan of several nodes: model, bytes, choice."""
+
+from __future__ import annotations
+
+from paceline.plan.partition import choose_partition, obstacle, with_partition
+from paceline.schema import Config, Plan
+
+
+def partitioned(config: Config, plan: Plan) -> Plan:
+    """The plan with the layers that `exchange.partition` means; as it was with one node.
+
+    Builds the model here once to see its layers; where none can be split it is not built.
+    """
+    settings = config.exchange
+    if len(plan.nodes) == 1 or settings.partition == "none":
+        return plan
+    from paceline.cost.split import Division
+    from paceline.data.sampler import apportion
+    from paceline.exchange.chains import find_chains
+    from paceline.train.parts import make_parts
+
+    shares = tuple(node.share for node in plan.nodes)
+    division = Division(
+        parts=tuple(apportion(plan.batch_size, shares)),
+        shares=shares,
+        value_bytes=2 if plan.precision == "bf16" else 4,
+    )
+    possible = obstacle(plan, settings, elementwise=":" not in config.optimizer.name)
+    if possible and settings.partition == "auto":
+        return plan
+    parts = make_parts(config, None)
+    try:
+        model = parts.build_model()
+        chains = find_chains(model, parts.dataset.sample_shape)
+    finally:
+        parts.dataset.close()
+    choice = choose_partition(
+        settings,
+        chains,
+        division,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        possible=possible,
+    )
+    return with_partition(plan, choice)
