@@ -277,7 +277,7 @@ def _run_training(start: Start) -> Result:
         from paceline.commands.spread import train_on_hosts
 
         code = train_on_hosts(start)
-        return Result(run=run.path, summary=_summary(run), exit_code=code)
+        return Result(run=run.path, summary=summary_of(run), exit_code=code)
     if plan is None:
         plan = choose_plan(start)
     if len(plan.nodes) > 1:
@@ -304,10 +304,11 @@ def _run_training(start: Start) -> Result:
     from paceline.launch.local import run_ranks
 
     code = run_ranks(RunDirectory(run.path.resolve()), node, silent=start.silent)
-    return Result(run=run.path, summary=_summary(run), exit_code=code)
+    return Result(run=run.path, summary=summary_of(run), exit_code=code)
 
 
-def _summary(run: RunDirectory) -> dict[str, Any]:
+def summary_of(run: RunDirectory) -> dict[str, Any]:
+    """What run.json holds; empty before the end of a training."""
     found: dict[str, Any] = json.loads(run.summary.read_text()) if run.summary.exists() else {}
     return found
 

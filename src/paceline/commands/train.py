@@ -75,16 +75,20 @@ def command(
     """
     from paceline import api
     from paceline.config import load_config
+    from paceline.config.environment import started_by
 
-    hosts = _hosts_request(hosts_text, engine, nodes, slurm_text)
+    started = started_by()
+    by_hand = started is not None and started.size > 1 and hosts_text is None and engine is None
+    hosts = None if by_hand else _hosts_request(hosts_text, engine, nodes, slurm_text)
     if data_root is not None:
         changes = (*changes, f"data.root={json.dumps(str(data_root))}")
-    asked = load_config(config, changes) if config or changes or not resume else None
-    settings, directory, chosen = api.begin(asked, run=run, resume=resume, plan=plan)
-    if chosen is None and config is not None and not again:
-        chosen = api.plan_beside(config, settings)
-    result = api.run_training(
-        api.Start(
+
+    def begin() -> api.Start:
+        asked = load_config(config, changes) if config or changes or not resume else None
+        settings, directory, chosen = api.begin(asked, run=run, resume=resume, plan=plan)
+        if chosen is None and config is not None and not again:
+            chosen = api.plan_beside(config, settings)
+        return api.Start(
             config=settings,
             run=directory,
             plan=chosen,
@@ -94,7 +98,17 @@ def command(
             show=(lambda text: click.echo(text, err=True)) if as_json else click.echo,
             hosts=hosts,
         )
-    )
+
+    if by_hand:
+        assert started is not None
+        from paceline.commands.by_hand import train_by_hand
+
+        found = train_by_hand(started, begin)
+        if found is None:
+            return 0
+        result = found
+    else:
+        result = api.run_training(begin())
     _show(result, as_json)
     return result.exit_code
 
