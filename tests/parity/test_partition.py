@@ -213,13 +213,11 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
     ]
 
 
-def train(case: Case, network: Network | None, steps: int = 4) -> tuple[Threads, int]:
-    """The strategy after a few updates, and the bytes sent in the first."""
+def train(case: Case, network: Network | None, steps: int = 4) -> Threads:
+    """The strategy after a few updates."""
     strategy = Threads(make_job(case, network))
-    run_steps(strategy, case, network, range(1))
-    first = network.traffic.bytes_sent if network is not None else 0
-    run_steps(strategy, case, network, range(1, steps))
-    return strategy, first
+    run_steps(strategy, case, network, range(steps))
+    return strategy
 
 
 def run_steps(strategy: Threads, case: Case, network: Network | None, steps: range) -> None:
@@ -262,8 +260,8 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_weights_of_one_process(case: Case) -> None:
-    expected = flat_state(train(case, None)[0])
-    found = on_nodes(len(case.shares), lambda network: flat_state(train(case, network)[0]))
+    expected = flat_state(train(case, None))
+    found = on_nodes(len(case.shares), lambda network: flat_state(train(case, network)))
     assert_same(found[0], expected, atol=1e-4 if case.optimizer == "adam" else 1e-5)
     weights = {name: tensor for name, tensor in expected.items() if "|" not in name}
     for other in found[1:]:  # their optimizer state is not gathered
@@ -272,14 +270,14 @@ def test_weights_of_one_process(case: Case) -> None:
 
 def test_clipping_changes_the_result() -> None:
     """The case above would pass without a global norm if nothing were clipped."""
-    clipped = flat_state(train(CASES["clipped"], None)[0])
-    free = flat_state(train(CASES["3 to 1"], None)[0])
+    clipped = flat_state(train(CASES["clipped"], None))
+    free = flat_state(train(CASES["3 to 1"], None))
     assert not torch.allclose(clipped["head.weight"], free["head.weight"], atol=1e-4)
 
 
 def test_state_goes_on_at_another_node_count() -> None:
     """Two updates on two nodes, one on three that split other layers, one on one node."""
-    expected = flat_state(train(Case(optimizer="adam"), None)[0])
+    expected = flat_state(train(Case(optimizer="adam"), None))
 
     def go_on(case: Case, saved: Saved | None, steps: range, network: Network | None) -> Saved:
         strategy = Threads(make_job(case, network))
@@ -302,10 +300,10 @@ def test_state_goes_on_at_another_node_count() -> None:
 def test_evaluation_sends_nothing_and_agrees() -> None:
     case = CASES["3 to 1"]
     images = batches()[0][0]
-    plain = train(case, None)[0].model.eval()(images)
+    plain = train(case, None).model.eval()(images)
 
     def work(network: Network) -> tuple[torch.Tensor, int]:
-        strategy = train(case, network)[0]
+        strategy = train(case, network)
         strategy.prepare_evaluation()
         before = network.traffic.bytes_sent
         assert strategy.parameters == sum(p.numel() for p in Small().parameters())
@@ -329,8 +327,14 @@ def test_bytes_are_those_of_the_formula(shares: tuple[float, ...], precision: st
     if precision == "bf16":
         division = Division(parts=division.parts, shares=shares, value_bytes=2)
     expected = step_bytes(placed, division, other_parameters=others)
-    sent = on_nodes(len(shares), lambda network: train(case, network, steps=1)[1])
-    assert sent == pytest.approx(expected, abs=len(shares) * 2)
+
+    def work(network: Network) -> tuple[int, int]:
+        train(case, network, steps=1)
+        return network.traffic.bytes_sent, network.traffic.bytes_received
+
+    found = on_nodes(len(shares), work)
+    assert [sent for sent, _ in found] == pytest.approx(expected, abs=len(shares) * 2)
+    assert sum(sent for sent, _ in found) == sum(received for _, received in found)
 
 
 def test_chains_of_a_model() -> None:

@@ -166,7 +166,10 @@ class Network:
     ) -> Pending:
         """Begin to send each node its part of the first dimension of `sent`; sizes may differ."""
         own = self.rank
-        width = sent.nbytes // max(1, sum(sent_sizes))
+        # A node may have nothing to send, or nothing to receive.
+        width = max(
+            sent.nbytes // max(1, sum(sent_sizes)), received.nbytes // max(1, sum(received_sizes))
+        )
         self.count(
             sent=(sum(sent_sizes) - sent_sizes[own]) * width,
             received=(sum(received_sizes) - received_sizes[own]) * width,
