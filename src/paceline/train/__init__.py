@@ -13,9 +13,10 @@ from typing import Any
 
 class _Callable(ModuleType):
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        from importlib import import_module
+        import paceline
 
-        return import_module("paceline.api").train(*arguments, **options)
+        # The public name, found as if this module had never taken its place.
+        return paceline.__getattr__("train")(*arguments, **options)
 
 
 sys.modules[__name__].__class__ = _Callable
