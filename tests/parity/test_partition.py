@@ -385,3 +385,32 @@ def test_checkpoint_goes_on_in_one_process(tmp_path: Path) -> None:
     nodes = [NodePlan(share=3.0), NodePlan()]
     train_nodes(run, nodes, *changes, feature_layers=BOTH)
     assert_same(train_nodes(run, [NodePlan()], *changes, "train.epochs=2"), expected)
+
+
+def test_dropout_has_a_state_per_shard_and_repeats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between split layers each node drops values of its own features, the same in every run."""
+    model = Path(__file__).with_name("masked_model.py")
+    changes = (f"workload.model={model}:build", "data.options.samples=48")
+    masks, found = [], []
+    for name in ("first", "second"):
+        folder = tmp_path / f"masks-{name}"
+        folder.mkdir()
+        monkeypatch.setenv("MASKS", str(folder))
+        nodes = [NodePlan(), NodePlan()]
+        found.append(
+            train_nodes(
+                tmp_path / name,
+                nodes,
+                *SGD,
+                *changes,
+                "workload.model_options={}",
+                feature_layers=("1", "3"),
+            )
+        )
+        masks.append([torch.load(path, weights_only=True) for path in sorted(folder.iterdir())])
+    assert [tuple(mask.shape) for mask in masks[0]] == [(24, 16)] * 4  # two updates, two nodes
+    for one, other in itertools.combinations(masks[0], 2):
+        assert not torch.equal(one, other)
+    assert_same(found[0], found[1], rtol=0.0, atol=0.0)
