@@ -3,14 +3,42 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import click
 
 
 @click.command("doctor")
+@click.option("--hosts", metavar="HOSTS", help="Check these machines and the links between them.")
+@click.option(
+    "--config",
+    "config_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="With --hosts: the training whose data and files they must have.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print for programs.")
-def command(as_json: bool) -> None:
-    """Check this machine: what there is to train with, and what stands in the way."""
+@click.pass_context
+def command(
+    context: click.Context, hosts: str | None, config_path: Path | None, as_json: bool
+) -> None:
+    """Check this machine: what there is to train with, and what stands in the way.
+
+    \b
+    paceline doctor                          this machine
+    paceline doctor --hosts a,b              others, over ssh, and the links between them
+    paceline doctor --hosts hosts.toml --config my.toml
+    """
+    if hosts is not None:
+        from paceline.commands.doctor_hosts import examine
+
+        context.exit(examine(hosts, config_path, as_json=as_json))
+    if config_path is not None:
+        raise click.UsageError("--config belongs to --hosts: add --hosts, or leave it out")
+    _this_machine(as_json)
+
+
+def _this_machine(as_json: bool) -> None:
     from paceline import data
     from paceline.config.environment import cache_root, data_root
     from paceline.measure.instructions import amx_works, announces_amx

@@ -24,6 +24,22 @@ ANSWER_SECONDS = 45.0
 CLOCK_SECONDS = 30.0
 """Clocks further apart than this make times in logs misleading."""
 _MUST_AGREE = ("paceline", "torch", "python")
+_REMEDIES = (
+    # What ssh or Python says last -> what to do about it.
+    ("No module named", "its Python lacks Paceline: set `python` in hosts.toml, or set the host"
+     " up with `paceline hosts setup`"),
+    ("Permission denied", "ssh asks no password here: put your key there with ssh-copy-id, and the"
+     " user's name into `address` or ~/.ssh/config"),
+    ("Host key verification failed", "log in there once by hand with ssh, and accept its key"),
+    ("resolve", "its name is not known here: give `address` in hosts.toml"),
+    ("No route to host", "is it switched on, and on this network?"),
+    ("timed out", "is it switched on, and does its firewall let ssh in?"),
+    ("Connection refused", "is its ssh service running?"),
+    ("not found", "no such program there: set `python` in hosts.toml, or set the host up with"
+     " `paceline hosts setup`"),
+    ("No such file", "no such program there: set `python` in hosts.toml, or set the host up with"
+     " `paceline hosts setup`"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,13 +158,11 @@ def wanted_facts(config: Config) -> dict[str, Any]:
     }
 
 
-class _Asked:
-    """A host that is being asked."""
+class Asked:
+    """A host on which a command runs that answers in lines of JSON."""
 
-    def __init__(self, host: Host, wanted: dict[str, Any]) -> None:
+    def __init__(self, host: Host, command: list[str]) -> None:
         self.host = host
-        python = host.python or sys.executable
-        command = [python, "-m", "paceline.launch.checks", json.dumps(wanted)]
         self.process = subprocess.Popen(
             ssh_words(host, command),
             stdin=subprocess.PIPE,
@@ -177,15 +191,14 @@ class _Asked:
             self.process.stdin.write(json.dumps(message).encode() + b"\n")
             self.process.stdin.flush()
 
-    def last_words(self) -> str:
+    def last_words(self, seconds: float = ANSWER_SECONDS) -> str:
         """Why there was no answer."""
         self.process.kill()
         _, errors = self.process.communicate(timeout=10)
         lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
-        words = lines[-1] if lines else f"it said nothing within {ANSWER_SECONDS:.0f} s"
-        if "No module named" in words and "paceline" in words:
-            words += " (its Python lacks Paceline: set `python` in hosts.toml)"
-        return words
+        words = lines[-1] if lines else f"it said nothing within {seconds:.0f} s"
+        remedy = next((remedy for sign, remedy in _REMEDIES if sign in words), None)
+        return f"{words} ({remedy})" if remedy else words
 
     def close(self) -> None:
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
@@ -201,13 +214,18 @@ class _Asked:
 
 def inspect_hosts(hosts: tuple[Host, ...], wanted: dict[str, Any]) -> Inspection:
     """Ask all hosts at once what they are, and whether they reach each other."""
-    asked: list[_Asked] = []
+    asked: list[Asked] = []
     failures: dict[str, str] = {}
     clocks: dict[str, float] = {}
     try:
         for host in hosts:
-            asked.append(_Asked(host, wanted))
-        facts = _collect(asked, failures)
+            python = host.python or sys.executable
+            try:
+                words = [python, "-m", "paceline.launch.checks", json.dumps(wanted)]
+                asked.append(Asked(host, words))
+            except OSError as error:
+                failures[host.name] = str(error)
+        facts = collect(asked, failures)
         now = time.time()
         for name, found in facts.items():
             # Between asking and now: an error of seconds at most, which is enough to warn.
@@ -222,7 +240,7 @@ def inspect_hosts(hosts: tuple[Host, ...], wanted: dict[str, Any]) -> Inspection
                 if other is not each
             ]
             each.tell({"peers": peers})
-        answers = _collect(able, failures)
+        answers = collect(able, failures)
     finally:
         for each in asked:
             each.close()
@@ -244,10 +262,12 @@ def _apart(theirs: float, before: float, after: float) -> float:
     return max(0.0, theirs - after)
 
 
-def _collect(asked: list[_Asked], failures: dict[str, str]) -> dict[str, dict[str, Any]]:
+def collect(
+    asked: list[Asked], failures: dict[str, str], seconds: float = ANSWER_SECONDS
+) -> dict[str, dict[str, Any]]:
     """One line of JSON from every host; who gives none is noted with the reason."""
     found: dict[str, dict[str, Any]] = {}
-    deadline = time.monotonic() + ANSWER_SECONDS
+    deadline = time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
         for each in asked:
             assert each.process.stdout is not None
@@ -263,7 +283,7 @@ def _collect(asked: list[_Asked], failures: dict[str, str]) -> dict[str, dict[st
                 if not may_come:
                     selector.unregister(key.fileobj)
         for key in list(selector.get_map().values()):
-            failures[key.data.host.name] = key.data.last_words()
+            failures[key.data.host.name] = key.data.last_words(seconds)
     return found
 
 

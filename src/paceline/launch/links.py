@@ -1,0 +1,158 @@
+"""Measures the links between hosts: runs on each of them, with plain TCP sockets.
+
+`python -m paceline.launch.links TOKEN` prints the port it listens on, then does what it is told
+on standard input, one line of JSON each, and answers with one line of JSON:
+
+    {"do": "clock"}                                        -> {"time": seconds}
+    {"do": "measure", "address": ..., "port": ..., "seconds": ...}
+                                    -> {"megabits": ..., "round_trip_ms": ..., "from": address}
+                                    or {"error": why}
+
+The end of its input ends it. Only who knows the token is answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import statistics
+import struct
+import sys
+import threading
+import time
+from typing import Any
+
+BLOCK = bytes(256 << 10)
+ROUNDS = 21
+_CONNECT_SECONDS = 5.0
+_SILENCE_SECONDS = 20.0
+_LATENCY_SECONDS = 1.0
+_WARM = 0.25
+"""Part of the time that is not counted: TCP begins slowly."""
+
+
+def measure(address: str, port: int, token: str, seconds: float) -> dict[str, Any]:
+    """Round trip and throughput from here to another host's `serve`."""
+    try:
+        with socket.create_connection((address, port), timeout=_CONNECT_SECONDS) as connection:
+            connection.settimeout(_SILENCE_SECONDS)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            own = str(connection.getsockname()[0])
+            connection.sendall(f"{token} {seconds}\n".encode())
+            round_trip = _round_trip(connection)
+            return {
+                "megabits": _throughput(connection, seconds),
+                "round_trip_ms": round_trip * 1e3,
+                "from": own,
+            }
+    except (OSError, ValueError) as error:
+        return {"error": str(getattr(error, "strerror", None) or error)}
+
+
+def _round_trip(connection: socket.socket) -> float:
+    """Median of small messages there and back; the first one warms the way up."""
+    found: list[float] = []
+    begin = time.perf_counter()
+    for _ in range(ROUNDS + 1):
+        sent = time.perf_counter()
+        connection.sendall(b"p")
+        if connection.recv(1) != b"p":
+            raise ConnectionError("the other side hung up")
+        found.append(time.perf_counter() - sent)
+        if sent - begin > _LATENCY_SECONDS:
+            break
+    return statistics.median(found[1:] or found)
+
+
+def _throughput(connection: socket.socket, seconds: float) -> float:
+    """Send until the receiver says what it got: what is only buffered does not count."""
+    connection.sendall(b"s")
+    connection.setblocking(False)
+    deadline = time.monotonic() + seconds + _SILENCE_SECONDS
+    answer = b""
+    while not answer.endswith(b"\n"):
+        if time.monotonic() > deadline:
+            raise ConnectionError(f"no answer within {seconds + _SILENCE_SECONDS:.0f} s")
+        readable, writable, _ = select.select([connection], [connection], [], 1.0)
+        if readable:
+            data = connection.recv(4096)
+            if not data:
+                raise ConnectionError("the other side hung up")
+            answer += data
+        elif writable:
+            with contextlib.suppress(BlockingIOError):
+                connection.send(BLOCK)
+    # Closing this way drops what is still buffered: minutes, on a slow link.
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    return float(json.loads(answer)["megabits"])
+
+
+def serve(listener: socket.socket, token: str) -> None:
+    """Answer one `measure` after the other, until the listener is closed."""
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        with connection, contextlib.suppress(OSError, ValueError):
+            connection.settimeout(_SILENCE_SECONDS)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _answer(connection, token)
+
+
+def _answer(connection: socket.socket, token: str) -> None:
+    greeting = b""
+    while not greeting.endswith(b"\n"):
+        data = connection.recv(1)
+        if not data or len(greeting) > 200:
+            return
+        greeting += data
+    given, _, seconds = greeting.decode().partition(" ")
+    if given != token:
+        return
+    while (word := connection.recv(1)) == b"p":
+        connection.sendall(b"p")
+    if word == b"s":
+        megabits = _receive(connection, float(seconds))
+        connection.sendall(json.dumps({"megabits": megabits}).encode() + b"\n")
+        while connection.recv(1 << 20):
+            pass
+
+
+def _receive(connection: socket.socket, seconds: float) -> float:
+    """Megabits per second, counted from the end of the warm-up."""
+    buffer = bytearray(1 << 20)
+    begin = counted_from = time.perf_counter()
+    total = 0
+    now = begin
+    while now - begin < seconds:
+        count = connection.recv_into(buffer)
+        if not count:
+            raise ConnectionError("the sender hung up")
+        now = time.perf_counter()
+        if now - begin < seconds * _WARM:
+            counted_from = now
+        else:
+            total += count
+    return total * 8 / 1e6 / max(now - counted_from, 1e-9)
+
+
+def main(token: str) -> int:
+    """Do what the launcher says; see the module's own words."""
+    listener = socket.create_server(("", 0), backlog=16)
+    threading.Thread(target=serve, args=(listener, token), daemon=True).start()
+    print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        if order["do"] == "clock":
+            answer: dict[str, Any] = {"time": time.time()}
+        else:
+            answer = measure(order["address"], order["port"], token, order["seconds"])
+        print(json.dumps(answer), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
