@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+import psutil
+
 from paceline.config.environment import child_environment
 from paceline.errors import UnsupportedError, UserError, unknown_name
 from paceline.schema.hosts import Host, Place
@@ -125,6 +127,7 @@ class Processes(Running):
     def __init__(self, commands: list[Command], run: Path) -> None:
         self._logs: list[Path] = []
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._family: set[psutil.Process] = set()
         try:
             for command in commands:
                 self._start(command, run)
@@ -166,12 +169,21 @@ class Processes(Running):
         return None
 
     def has_ended(self) -> bool:
+        self._learn_family()
         return all(process.poll() is not None for process in self._processes)
+
+    def _learn_family(self) -> None:
+        """Remember what our processes have started: an ssh to a dead host outlives mpiexec."""
+        for process in self._processes:
+            if process.poll() is None:
+                with contextlib.suppress(psutil.Error):
+                    self._family.update(psutil.Process(process.pid).children(recursive=True))
 
     def last_words(self) -> str:
         return next((words for log in self._logs if (words := tail(log))), "")
 
     def end(self) -> None:
+        self._learn_family()
         for number in (signal.SIGTERM, signal.SIGKILL):
             for process in self._processes:
                 # Also when the first process has ended: the group may have more.
@@ -184,6 +196,9 @@ class Processes(Running):
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=5)
+        for relative in self._family:
+            with contextlib.suppress(psutil.Error):  # knows a number that was given anew
+                relative.kill()
         for log in self._logs:
             if log.exists() and log.stat().st_size == 0:
                 log.unlink()

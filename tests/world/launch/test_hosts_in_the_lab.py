@@ -80,8 +80,10 @@ def wait_for(text: str, process: LabProcess, log: Path, seconds: float = 100.0) 
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("engine", ["ssh", pytest.param("mpi", marks=pytest.mark.mpi)])
-@pytest.mark.parametrize("fault", ["kill", "shutdown"])
+@pytest.mark.parametrize(
+    ("engine", "fault"),
+    [pytest.param("mpi", "kill", marks=pytest.mark.mpi), ("ssh", "kill"), ("ssh", "shutdown")],
+)
 def test_a_lost_host_ends_the_run_and_is_named(
     make_lab: MakeLab, tmp_path: Path, engine: str, fault: str
 ) -> None:
