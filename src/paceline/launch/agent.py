@@ -43,6 +43,8 @@ MARKER = ".launch"
 """File in the run directory by which an agent sees that it is the launcher's own."""
 _QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Torch warns of every host that has a number but no name; what fails raises anyway."""
+_ANSWERS = {"race": "the race", "measure": "measuring", "links": "measuring the network"}
+"""Children that print one answer as JSON, and what an error calls them."""
 BACK = ["metrics.jsonl", "run.json", "checkpoints/latest", "checkpoints/best"]
 """What the first node sends back where the hosts share no files."""
 
@@ -146,6 +148,26 @@ class Agent:
             command.append("--again")
         self.start_child("race", ["paceline.cli", *command], {}, collect=True)
 
+    def on_measure(self, message: Message) -> None:
+        """Find out what planning must know of this host."""
+        command = ["measure", str(self.run.config), "--json"]
+        if message["again"]:
+            command.append("--again")
+        self.start_child("measure", ["paceline.cli", *command], {}, collect=True)
+
+    def on_links(self, message: Message) -> None:
+        """Measure what joins this host and the others."""
+        names = message["names"]
+        context = RankContext(
+            node=self.node,
+            nodes=len(names),
+            address=message["address"],
+            port=message["port"],
+            backend=message["backend"],
+        )
+        words = ["paceline.measure.links", json.dumps(names)]
+        self.start_child("links", words, rank_environment(context), collect=True)
+
     def on_port(self, message: Message) -> None:
         """A port of this host that is free now."""
         with socket.create_server(("", 0)) as listener:
@@ -243,8 +265,8 @@ class Agent:
                     self.selector.unregister(stream)
         code = child.process.returncode
         self.end_child()
-        if child.purpose == "race":
-            self.tell_race(child, code)
+        if child.purpose in _ANSWERS:
+            self.tell_answer(child, code)
         elif code in (0, 128 + signal.SIGINT, 128 + signal.SIGTERM):
             self.send_back()
             self.channel.send("end", code=code)
@@ -252,11 +274,13 @@ class Agent:
             self.send_back()
             self.channel.send("error", report=self.failure(code))
 
-    def tell_race(self, child: Child, code: int) -> None:
+    def tell_answer(self, child: Child, code: int) -> None:
+        """What a child has printed for the launcher, under the name of what it was started for."""
         try:
-            self.channel.send("race", race=json.loads(child.output()))
+            self.channel.send(child.purpose, **{child.purpose: json.loads(child.output())})
         except ValueError:
-            report = _report(RuntimeError(f"the race ended with code {code}"), self.first_rank)
+            what = _ANSWERS[child.purpose]
+            report = _report(RuntimeError(f"{what} ended with code {code}"), self.first_rank)
             words = child.last_words().removeprefix("paceline: ")
             report |= {"kind": "StrategyError", "expected": True}
             self.channel.send("error", report=report | ({"message": words} if words else {}))

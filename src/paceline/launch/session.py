@@ -22,6 +22,7 @@ from paceline.launch.engines import Engine, Launch, Running
 from paceline.run import RunDirectory
 from paceline.schema import Plan, Race, decode, encode, write_json
 from paceline.schema.hosts import Host, Hosts, Place
+from paceline.schema.machines import Machines
 
 START_SECONDS = 120.0
 """Every agent must have come by then, counted from when the engine could start them."""
@@ -98,18 +99,31 @@ class Session:
 
     def run(self) -> int:
         """Train; the first node's exit code, or an error that names host, rank and operation."""
-        run = self.order.run
-        (run.path / MARKER).write_text(self.marker)
+        with self.gathered():
+            plan = self.order.plan(self)
+            write_json(self.order.run.plan, plan)
+            return self.train(plan)
+
+    def visit(self, work: Callable[[Session], None]) -> None:
+        """Do something else with the hosts than train, and let them go."""
+        with self.gathered():
+            work(self)
+            for peer in self.control.peers.values():
+                peer.ended = True
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """An agent on every host, until the end of the block."""
+        marker = self.order.run.path / MARKER
+        marker.write_text(self.marker)
         try:
             with self.signals.installed():
                 self.start()
                 self.gather()
-                plan = self.order.plan(self)
-                write_json(run.plan, plan)
-                return self.train(plan)
+                yield
         finally:
             self.end()
-            (run.path / MARKER).unlink(missing_ok=True)
+            marker.unlink(missing_ok=True)
 
     def start(self) -> None:
         """Have the engine start one agent per node."""
@@ -183,6 +197,30 @@ class Session:
         answers = self.await_all("race", "racing", None, nodes=set(batches))
         return {node: decode(Race, answer["race"]) for node, answer in answers.items()}
 
+    def measure(self, *, again: bool = False) -> dict[int, Machines]:
+        """Let each node find out what planning must know of it, all at the same time."""
+        self.control.tell("measure", again=again)
+        answers = self.await_all("measure", "measuring", None)
+        return {node: decode(Machines, answer["measure"]) for node, answer in answers.items()}
+
+    def links(self, names: list[str], backend: str) -> list[Machines]:
+        """Let the nodes measure what joins them; over MPI once, since it starts but once."""
+        self.control.tell(
+            "links",
+            names=names,
+            address=self.places[0].host.network_address,
+            port=self.free_port(),
+            backend=backend,
+        )
+        answers = self.await_all("links", "measuring the network", None)
+        return [decode(Machines, answer["links"]) for _, answer in sorted(answers.items())]
+
+    def free_port(self) -> int:
+        """A port of the first node's host that is free now."""
+        self.control.send(0, "port")
+        answer = self.await_all("port", "looking for a free port", 30.0, nodes={0})[0]
+        return int(answer["port"])
+
     def train(self, plan: Plan) -> int:
         """Start every node's training and watch it to its end."""
         rank = 0
@@ -190,8 +228,7 @@ class Session:
             self.first_ranks[number] = rank
             rank += node.ranks
         self.send_checkpoints()
-        self.control.send(0, "port")
-        port = self.await_all("port", "looking for a free port", 30.0, nodes={0})[0]["port"]
+        port = self.free_port()
         self.control.tell(
             "start",
             plan=encode(plan),
