@@ -149,7 +149,10 @@ class Served(Network):
             for number, link in enumerate(self.links):
                 telling = self._telling(number)
                 link.ask(Request(kind=Kind.REPORT, sequence=int(fresh), **telling))
-                found.append(link.json(link.answered().length))
+                answer = link.answered()
+                found.append(link.json(answer.length))
+                if number == 0:
+                    self._heard(answer)
             return found
 
     def state(self, weights: Vectors) -> list[tuple[list[dict[str, float]], dict[str, Any]]]:

@@ -209,17 +209,15 @@ class Server:
         link.send(copy)
 
     def _hello(self, member: Member, link: Link, request: Request) -> None:
-        start = self.version
+        start = request.update
         with self._turn:
             if request.joins:
                 before = self.members.get(member.node)
                 if before is not None and before.active:
                     raise EndedError(f"{before.name} is still training")
-                if self.place.number > 0:
-                    start = request.update
-                elif self.synchronous:
+                if self.place.number == 0 and self.synchronous:
                     start = self.version
-                else:
+                elif self.place.number == 0:
                     clocks = [other.clock for other in self.members.values() if other.active]
                     start = min(clocks, default=self.version)
                 member.clock = member.joined_at = start

@@ -175,6 +175,10 @@ class Trainer:
             self.position, step=self.position.step + 1, update=update + 1
         )
         self.view.advance(images=batch.total, loss=loss)
+        self.say_news()
+
+    def say_news(self) -> None:
+        """Tell the user about nodes that came and went."""
         for line in self.team.news():
             self.view.say(line)
 
@@ -206,6 +210,7 @@ class Trainer:
         """Evaluate, write the epoch's line, save."""
         if self.position.update >= self.updates:
             self.tally.seconds += self.team.wait_for_all()
+            self.say_news()
         loss_sum, correct, samples = self.team.sum(
             [self.tally.loss_sum, self.tally.correct, self.tally.samples], "epoch"
         )
