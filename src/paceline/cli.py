@@ -19,6 +19,7 @@ from paceline.errors import PacelineError
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("paceline.commands.train", "Train a model; with no argument, the embedded default."),
     "race": ("paceline.commands.race", "Find the fastest way to train on this machine."),
+    "measure": ("paceline.commands.measure", "Measure machines, and what joins them."),
     "predict": ("paceline.commands.predict", "Say what more machines would give, before buying."),
     "report": ("paceline.commands.report", "Make one offline page of a run, or of several."),
     "trace": ("paceline.commands.trace", "Write a Perfetto trace of all ranks of a run."),

@@ -50,7 +50,7 @@ def train_on_hosts(start: Start) -> int:
         silent=start.silent,
         say=start.say,
         show=start.show,
-        **_reach(request.hosts.in_order, found),
+        **reach(request.hosts.in_order, found),
     )
     return run_on_hosts(order, engine)
 
@@ -93,7 +93,7 @@ def mpi_obstacle(found: Inspection) -> str | None:
     return None
 
 
-def _reach(hosts: tuple[Host, ...], found: Inspection | None) -> dict[str, Any]:
+def reach(hosts: tuple[Host, ...], found: Inspection | None) -> dict[str, Any]:
     """What joins the hosts: as hosts.toml says, else as the checks found."""
     if found is None:
         return {}

@@ -79,7 +79,7 @@ def command(
 
     started = started_by()
     by_hand = started is not None and started.size > 1 and hosts_text is None and engine is None
-    hosts = None if by_hand else _hosts_request(hosts_text, engine, nodes, slurm_text)
+    hosts = None if by_hand else hosts_request(hosts_text, engine, nodes, slurm_text)
     if data_root is not None:
         changes = (*changes, f"data.root={json.dumps(str(data_root))}")
 
@@ -113,8 +113,8 @@ def command(
     return result.exit_code
 
 
-def _hosts_request(
-    hosts: str | None, engine: str | None, nodes: int | None, slurm: str
+def hosts_request(
+    hosts: str | None, engine: str | None, nodes: int | None = None, slurm: str = ""
 ) -> HostsRequest | None:
     """What the options say about other machines; None: this one alone."""
     from paceline.api import HostsRequest

@@ -35,7 +35,7 @@ LONG_ENOUGH = 0.12
 LARGEST = 64 * 2**20
 SIZES = tuple(2**power for power in (10, 14, 17, 20, 22, 24))
 """Bytes of the all-reduces, 1 KB to 16 MB."""
-PATIENCE = 3.0
+PATIENCE = 1.0
 """An all-reduce that would take longer than this is not measured, nor any larger one."""
 POINT_SECONDS = 0.8
 """About so long one size is repeated."""

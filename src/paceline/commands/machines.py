@@ -1,0 +1,181 @@
+"""Measuring machines: this one, or hosts through their agents. A part of `api`, kept apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.config import dump_config
+from paceline.config.environment import cache_root
+from paceline.errors import PacelineError
+from paceline.schema import Config, encode, read_json, write_json
+from paceline.schema.machines import AllReduceCurve, Host, Link, Machines
+
+if TYPE_CHECKING:
+    from paceline.api import HostsRequest
+    from paceline.launch.session import Session
+    from paceline.schema import Plan
+    from paceline.schema.hosts import Hosts, Place
+
+BUSY = 0.15
+"""Part of a host's cores in use by others above which its times are doubtful."""
+_VERSION = 1
+
+
+def place_name(place: Place) -> str:
+    """What machines.json calls a node: its host, with the slot where there are several."""
+    return place.host.name + (f"-{place.slot}" if place.host.slots > 1 else "")
+
+
+def cache_path(config: Config, hosts: Hosts) -> Path:
+    """Where the measurements of these hosts for this workload are kept."""
+    facts = [
+        _VERSION,
+        [encode(host) for host in hosts.in_order],
+        encode(config.workload),
+        [config.optimizer.name, config.optimizer.momentum, config.optimizer.clip_norm],
+        encode(config.numerics),
+        encode(config.data),
+        config.train.device,
+        [metadata.version("paceline"), metadata.version("torch")],
+    ]
+    name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:20]
+    return cache_root() / "machines" / f"{name}.json"
+
+
+def kept_machines(config: Config, hosts: Hosts) -> Machines | None:
+    """What the cache holds of these hosts for this workload, or None."""
+    path = cache_path(config, hosts)
+    if not path.exists():
+        return None
+    try:
+        return with_settings(read_json(Machines, path), config)
+    except PacelineError:
+        return None  # written by another version: measure anew
+
+
+def with_settings(found: Machines, config: Config) -> Machines:
+    """What does not change a measurement is taken from the configuration at hand."""
+    facts = dataclasses.replace(
+        found.workload,
+        batch_size=config.workload.global_batch(1),
+        batch_per_worker=config.workload.batch_per_worker,
+        epochs=config.train.epochs,
+        steps=config.train.steps,
+    )
+    return dataclasses.replace(found, workload=facts)
+
+
+def measure_hosts(
+    config: Config, request: HostsRequest, *, again: bool, say: Callable[[str], None]
+) -> tuple[Machines, bool]:
+    """All hosts and what joins them; True when it came from the cache."""
+    if not again and (kept := kept_machines(config, request.hosts)) is not None:
+        return kept, True
+    from paceline.commands.spread import choose_engine, reach
+    from paceline.launch.inspection import check_hosts
+    from paceline.launch.session import Order, Session
+    from paceline.run import RunDirectory
+
+    inspected = None
+    if request.engine.partition(":")[0] != "slurm":
+        inspected = check_hosts(request.hosts.in_order, config)
+        for warning in inspected.warnings():
+            say(f"warning: {warning}")
+    engine = choose_engine(request, inspected)
+    found: list[Machines] = []
+
+    def work(session: Session) -> None:
+        found.append(_survey(session, engine.backend, again=again, say=say))
+
+    with tempfile.TemporaryDirectory(prefix="paceline-measure-") as folder:
+        run = RunDirectory(Path(folder))
+        text = dump_config(config)
+        run.config.write_text(text)
+        order = Order(
+            run=run,
+            hosts=request.hosts,
+            config=text,
+            plan=_no_plan,
+            say=say,
+            show=say,
+            **reach(request.hosts.in_order, inspected),
+        )
+        Session(order, engine).visit(work)
+    _keep(cache_path(config, request.hosts), found[0], say)
+    return found[0], False
+
+
+def _no_plan(session: Session) -> Plan:
+    raise AssertionError("a visit trains nothing")
+
+
+def _survey(session: Session, backend: str, *, again: bool, say: Callable[[str], None]) -> Machines:
+    names = [place_name(place) for place in session.places]
+    count = len(names)
+    say(f"{count} host{'s' if count > 1 else ''}: racing and timing, all at the same time")
+    answers = session.measure(again=again)
+    hosts = tuple(_named(session, node, found) for node, found in sorted(answers.items()))
+    links: list[Link] = []
+    curves: list[AllReduceCurve] = []
+    if count > 1:
+        # MPI can be started only once in an agent's life, Gloo as often as one likes.
+        for kind in dict.fromkeys(("gloo", backend)):
+            say(f"the network between them, over {kind}")
+            parts = session.links(names, kind)
+            # Those of the backend in use stand first, and alone as links.
+            links = [link for part in parts for link in part.links]
+            curves[:0] = [curve for part in parts for curve in part.curves]
+    return Machines(
+        made=datetime.now().astimezone().isoformat(timespec="seconds"),
+        workload=answers[0].workload,
+        hosts=hosts,
+        links=tuple(links),
+        curves=tuple(curves),
+        warnings=tuple(f"{host.name}: {text}" for host in hosts for text in host.warnings),
+    )
+
+
+def _named(session: Session, node: int, found: Machines) -> Host:
+    """A host's own account, under the name and with the cores that the launcher gives it."""
+    place, host = session.places[node], found.hosts[0]
+    kept = place.host.slots > 1 or place.host.cores is not None
+    cores = tuple(session.ready[node]["cores"]) if kept else ()
+    return dataclasses.replace(
+        host,
+        name=place_name(place),
+        node=dataclasses.replace(host.node, host=place.host.name, cores=cores),
+    )
+
+
+def _keep(path: Path, found: Machines, say: Callable[[str], None]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, found)
+    except OSError as error:
+        say(f"the measurements could not be kept in {path.parent}: {error.strerror}")
+
+
+def measure_this(config: Config, *, again: bool, quiet: bool) -> tuple[Machines, bool]:
+    """This machine alone; True when all of it came from the cache."""
+    from paceline.commands.predict import measure_here
+
+    return measure_here(config, again=again, quiet=quiet)
+
+
+def doubts(found: Machines) -> list[str]:
+    """Sentences on why these measurements may be wrong."""
+    lines = list(found.warnings)
+    if not lines:
+        lines = [f"{host.name}: {text}" for host in found.hosts for text in host.warnings]
+    busy = [host.name for host in found.hosts if host.busy > BUSY]
+    if busy:
+        lines.append(f"measure again with --again when {', '.join(busy)} has nothing else to do")
+    return lines

@@ -1,0 +1,111 @@
+"""`paceline measure`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from paceline.schema.machines import Figure, Host, Machines
+
+
+@click.command("measure")
+@click.argument("config", required=False, type=click.Path(path_type=Path))
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a setting.")
+@click.option("--data", "data_root", type=click.Path(path_type=Path), help="Folder of data sets.")
+@click.option("--hosts", metavar="HOSTS", help="A hosts.toml, names as a,b, or `lab`.")
+@click.option("--engine", metavar="NAME", help="Who starts the hosts, as for `paceline train`.")
+@click.option("--output", type=click.Path(path_type=Path), help="Write machines.json there.")
+@click.option("--again", is_flag=True, help="Measure even if the result is in the cache.")
+@click.option("--json", "as_json", is_flag=True, help="Print machines.json, and only that.")
+def command(
+    config: Path | None,
+    changes: tuple[str, ...],
+    data_root: Path | None,
+    hosts: str | None,
+    engine: str | None,
+    output: Path | None,
+    again: bool,
+    as_json: bool,
+) -> None:
+    """Measure machines for CONFIG: how fast each trains it, and what joins them.
+
+    Cores, memory, the race, updates at a few batch sizes, every layer, feeding; between
+    hosts latency, bandwidth and all-reduces by size. Kept in the cache until --again.
+
+    \b
+    paceline measure my.toml --output machines.json
+    paceline measure my.toml --hosts a,b --output machines.json
+    """
+    from paceline import api
+    from paceline.commands.machines import doubts, measure_hosts, measure_this
+    from paceline.commands.train import hosts_request
+    from paceline.config import load_config
+    from paceline.schema import encode, write_json
+
+    if data_root is not None:
+        changes = (*changes, f"data.root={json.dumps(str(data_root))}")
+    settings = api.resolve(load_config(config, changes))
+    request = hosts_request(hosts, engine)
+    if request is None:
+        found, cached = measure_this(settings, again=again, quiet=as_json)
+    else:
+        say = (lambda text: None) if as_json else click.echo
+        found, cached = measure_hosts(settings, request, again=again, say=say)
+    if output is not None:
+        write_json(output, found)
+    if as_json:
+        click.echo(json.dumps(encode(found), indent=2))
+        return
+    for host in found.hosts:
+        click.echo(describe_host(host))
+    for line in describe_network(found):
+        click.echo(line)
+    for line in doubts(found):
+        click.echo(f"warning: {line}")
+    when = f"from the cache, made {found.made}" if cached else "just now"
+    click.echo(f"measured {when}" + (f"; written to {output}" if output else ""))
+
+
+def describe_host(host: Host) -> str:
+    """One host in a line."""
+    largest = host.updates[-1]
+    cores = f"{host.usable_cores} core{'s' if host.usable_cores > 1 else ''}"
+    quota = f" (quota {host.quota:g})" if host.quota is not None else ""
+    feed = f", reads {host.feed.median:,.0f}/s" if host.feed else ""
+    copies = (
+        f", copies {host.memory_bandwidth.median / 1e9:.3g} GB/s" if host.memory_bandwidth else ""
+    )
+    rate = largest.batch_size / largest.seconds.median
+    return (
+        f"{host.name}: {cores}{quota}, {host.free_mb:,.0f} MB free{copies}{feed};"
+        f" {host.node.strategy} trains {rate:,.0f} images/s at batch {largest.batch_size}"
+        f" (spread {largest.seconds.spread:.0%})"
+    )
+
+
+def describe_network(found: Machines) -> list[str]:
+    """Every link, and what the largest all-reduce of each backend took."""
+    lines = []
+    for link in found.links:
+        ways = [_rate(link.forward)]
+        ways += [f"{_rate(link.backward)} back"] if link.backward else []
+        ways += [f"{_rate(link.both)} each way at once"] if link.both else []
+        lines.append(
+            f"{link.first} - {link.second}: {1000 * link.latency.median:.3g} ms, {', '.join(ways)}"
+        )
+    for curve in found.curves:
+        points = [
+            f"{point.bytes / 2**20:.3g} MB {1000 * point.seconds.median:.3g} ms"
+            for point in curve.points
+            if point.bytes >= 2**20
+        ]
+        lines.append(f"all-reduce over {curve.backend}: {', '.join(points)}")
+    return lines
+
+
+def _rate(figure: Figure) -> str:
+    return f"{8 * figure.median / 1e6:,.0f} Mbit/s"

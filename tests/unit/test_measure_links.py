@@ -1,0 +1,65 @@
+"""Links of known rate are measured as what they are."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.config.environment import rank_environment
+from paceline.cost.network import allreduce_seconds, slowest_wire
+from paceline.lab import Lab
+from paceline.lab.testing import make_lab
+from paceline.schema import RankContext, decode
+from paceline.schema.machines import Machines
+
+__all__ = ["make_lab"]
+MBIT = 1e6 / 8
+ETHERNET = 1448 / 1514
+"""What headers leave of the bytes that a shaper counts."""
+
+
+def measured(lab: Lab, names: tuple[str, ...], folder: Path) -> Machines:
+    """What `measure_links` finds between the hosts of a lab."""
+    outputs = [folder / name for name in names]
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for node, name in enumerate(names):
+            context = RankContext(node=node, nodes=len(names), address=names[0], port=23456)
+            words = [sys.executable, "-m", "paceline.measure.links", json.dumps(names)]
+            output = stack.enter_context(outputs[node].open("wb"))
+            processes.append(
+                lab.start(words, on=name, env=rank_environment(context), stdout=output)
+            )
+        assert [process.wait(timeout=60) for process in processes] == [0] * len(names)
+    found = [decode(Machines, json.loads(output.read_text())) for output in outputs]
+    return Machines(
+        links=tuple(link for each in found for link in each.links),
+        curves=tuple(curve for each in found for curve in each.curves),
+    )
+
+
+@pytest.mark.lab
+def test_bandwidth_is_that_of_the_link(make_lab: Callable[..., Lab], tmp_path: Path) -> None:
+    lab = make_lab("a", "b", rate="100mbit")
+    found = measured(lab, ("a", "b"), tmp_path)
+    (link,) = found.links
+    assert (link.first, link.second) == ("a", "b")
+    for figure in (link.forward, link.backward, link.both):
+        assert figure is not None
+        assert figure.samples > 1
+        assert figure.median == pytest.approx(100 * MBIT * ETHERNET, rel=0.15), figure.how
+    assert 0 < link.latency.median < 0.02
+    (curve,) = found.curves
+    assert curve.hosts == ("a", "b")
+    assert curve.points[0].bytes == 1024
+    assert curve.points[-1].bytes >= 4 * 2**20
+    assert curve.cpu_per_byte is not None
+    largest = curve.points[-1]
+    # The cost model, fitted to the curve, gives the curve back.
+    seconds = allreduce_seconds(slowest_wire(found, ["a", "b"]), largest.bytes, 2)
+    assert seconds == pytest.approx(largest.seconds.median, rel=0.3)
