@@ -71,6 +71,11 @@ class Control:
         """Nodes whose agent has not come yet."""
         return [node for node in range(self.nodes) if node not in self.peers]
 
+    @property
+    def connected(self) -> set[int]:
+        """Nodes whose agent has not closed its connection."""
+        return {node for node, peer in self.peers.items() if peer.channel.fileno() >= 0}
+
     def send(self, node: int, kind: str, **fields: Any) -> None:
         """Tell one agent something."""
         if node in self.peers:

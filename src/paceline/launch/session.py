@@ -258,10 +258,13 @@ class Session:
         finished = all(peer.ended for peer in self.control.peers.values())
         self.control.tell("bye" if finished and not self.failures else "abort")
         deadline = time.monotonic() + END_SECONDS
-        assert self.running is not None or not self.control.peers
+        lost = {node for node, failure in self.failures if isinstance(failure, Lost)}
         if self.running is not None:
             while time.monotonic() < deadline and not self.running.has_ended():
                 self.control.turn(0.05)
+                # mpiexec would wait for a lost host for minutes: those that live are enough.
+                if lost and not self.control.connected - lost:
+                    break
             self.running.end()
         self.control.close()
 
@@ -328,7 +331,9 @@ class Session:
 
     def fail(self) -> None:
         """Raise the cause: what a rank says of itself, then a lost host, then what others say."""
-        deadline = time.monotonic() + GRACE_SECONDS
+        silent = any(isinstance(f, Lost) and f.silent_seconds for _, f in self.failures)
+        # Who was silent for so long has given the others time enough to speak.
+        deadline = time.monotonic() + (0.0 if silent else GRACE_SECONDS)
         while time.monotonic() < deadline and not self.has_cause():
             messages, lost = self.control.turn(0.05)
             known = {node for node, _ in self.failures}
