@@ -39,6 +39,7 @@ def examine(text: str, config_path: Path | None, *, as_json: bool) -> int:
             if "error" in answer
         }
     )
+    odd += _different_mpi(found)
     report = {
         "hosts": [_facts(host, found, links) for host in hosts],
         "data": config.workload.data,
@@ -60,6 +61,20 @@ def examine(text: str, config_path: Path | None, *, as_json: bool) -> int:
     else:
         _print(report)
     return 2 if wrong else 0
+
+
+def _different_mpi(found: Inspection) -> list[str]:
+    """Training works without MPI, but the engine that is usually faster is lost."""
+    kinds = {name: facts["mpi"] for name, facts in found.facts.items()}
+    if len(set(kinds.values())) < 2:
+        return []
+    having = next(name for name, kind in kinds.items() if kind)
+    return [
+        f"host {name} has {kind or 'no MPI'} but {having} has {kinds[having]}: training goes by"
+        " torchrun over Gloo; install the same on all hosts to use --engine mpi"
+        for name, kind in kinds.items()
+        if kind != kinds[having]
+    ]
 
 
 def _facts(host: Host, found: Inspection, links: Links) -> dict[str, Any]:

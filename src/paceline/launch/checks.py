@@ -98,7 +98,7 @@ def data_fingerprint(wanted: dict[str, Any]) -> str:
     try:
         if not registry.is_here(request):
             return "none"
-        place = _place_of(request)
+        place = data_place(request)
     except PacelineError:
         return "none"
     if place is None:
@@ -109,7 +109,7 @@ def data_fingerprint(wanted: dict[str, Any]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _place_of(request: DataRequest) -> Path | None:
+def data_place(request: DataRequest) -> Path | None:
     """Where the files of a data set lie; None for one that needs none."""
     if request.name == "mnist":
         from paceline.data.mnist import mnist_folder

@@ -158,6 +158,12 @@ def wanted_facts(config: Config) -> dict[str, Any]:
     }
 
 
+def with_remedy(words: str) -> str:
+    """What ssh or Python said last, and what to do about it where that is known."""
+    remedy = next((remedy for sign, remedy in _REMEDIES if sign in words), None)
+    return f"{words} ({remedy})" if remedy else words
+
+
 class Asked:
     """A host on which a command runs that answers in lines of JSON."""
 
@@ -197,8 +203,7 @@ class Asked:
         _, errors = self.process.communicate(timeout=10)
         lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
         words = lines[-1] if lines else f"it said nothing within {seconds:.0f} s"
-        remedy = next((remedy for sign, remedy in _REMEDIES if sign in words), None)
-        return f"{words} ({remedy})" if remedy else words
+        return with_remedy(words)
 
     def close(self) -> None:
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):

@@ -60,11 +60,20 @@ class Host(HostDefaults):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostsData:
+    """How the data comes to the hosts."""
+
+    location: Literal["local", "shared", "copy"] = "local"
+    """"local": each has its own; "shared": all see the same folder; "copy": setup sends it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Hosts:
     """All machines of a run, in the order in which their nodes are numbered."""
 
     host: tuple[Host, ...] = ()
     defaults: HostDefaults = field(default_factory=HostDefaults)
+    data: HostsData = field(default_factory=HostsData)
 
     def __post_init__(self) -> None:
         seen: set[str] = set()

