@@ -53,6 +53,7 @@ def command(
     paceline predict my.toml --nodes 1,2,4,...,64 --link 1Gbit/s,0.2ms --price 0.4/h
     paceline predict my.toml --nodes 2 --link 1Gbit/s,0.2ms --mix 1,1/21
     """
+    from paceline.commands.calibration import calibration
     from paceline.errors import ConfigError
     from paceline.plan.answer import Question
     from paceline.plan.ask import hourly_price, link_from, node_counts, speeds
@@ -70,7 +71,7 @@ def command(
     found, cached = _machines(config, changes, data_root, machines, again=again, quiet=as_json)
     host = found.host(like) if like is not None else found.hosts[0]
     question = Question(nodes=counts, link=described or _worst_link(found), mix=mixture, price=cost)
-    prediction = predict(host, found.workload, question)
+    prediction = predict(host, found.workload, question, calibration())
     if as_json:
         click.echo(json.dumps(encode(prediction), indent=2))
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.cost.compute import Portion, UpdateCurve, deviation, host_curve
@@ -19,6 +19,7 @@ from paceline.plan.options import (
     cause,
     evaluate,
     exchanges,
+    factor_of,
     node_memory,
 )
 from paceline.schema import NodePlan, Rejected
@@ -66,13 +67,39 @@ class NodeChoice:
         return tuple(name for name, mode in self.partition.items() if mode == "feature")
 
 
+Factors = Mapping[str, float]
+"""Per exchange, what past runs took against what was predicted."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What may be chosen."""
+
+    allow: Sequence[str] = ()
+    kinds: Sequence[str] | None = None
+
+    def runs(self, option: Option) -> bool:
+        """Whether it is one of the exchanges that can be run, or that were asked for."""
+        wanted = "partition" if option.exchange.partition else option.exchange.kind
+        return self.kinds is None or len(option.hosts) == 1 or wanted in self.kinds
+
+    def allows(self, option: Option) -> bool:
+        """Whether its weights are those of one machine, or others were allowed."""
+        if option.exact or len(option.hosts) == 1:
+            return True
+        return ("async" if option.exchange.asynchronous else option.exchange.kind) in self.allow
+
+
 class _Chooser:
     """Hosts in order of speed; teams are the fastest so many of them."""
 
-    def __init__(self, machines: Machines, facts: WorkloadFacts) -> None:
+    def __init__(
+        self, machines: Machines, facts: WorkloadFacts, rules: Rules, calibration: Factors
+    ) -> None:
         if not machines.hosts:
             raise ConfigError("machines.json has no hosts: measure at least one")
         self.machines, self.facts = machines, facts
+        self.rules, self.calibration = rules, calibration
         batch = facts.batch(1)
         self.hosts = sorted(machines.hosts, key=lambda h: host_curve(h).seconds(batch))
         if not self.hosts[0].layers:
@@ -104,7 +131,8 @@ class _Chooser:
         batch = self.facts.batch(1)
         curve: UpdateCurve = host_curve(self.hosts[0], level)
         feed = self.hosts[0].feed
-        return batch / max(curve.seconds(batch), batch / feed.median if feed else 0.0)
+        seconds = max(curve.seconds(batch), batch / feed.median if feed else 0.0)
+        return batch / seconds / self.calibration.get("alone", 1.0)
 
     def options(self, count: int) -> list[Option]:
         """Every exchange for the fastest `count` machines."""
@@ -140,6 +168,7 @@ class _Chooser:
                     alone=self.alone,
                     memory=memory,
                     bucket_bytes=size,
+                    factor=factor_of(self.calibration, exchange, count),
                 )
                 for size in (BUCKETS if exchange.kind == "allreduce" and count > 1 else (BUCKET,))
             ]
@@ -154,6 +183,10 @@ class _Chooser:
         free = [h.free_mb for h in self.hosts[: len(option.hosts)] if h.free_mb]
         return not free or option.memory_mb <= min(free)
 
+    def may_take(self, option: Option) -> bool:
+        """Whether it can be run, is allowed, and has room."""
+        return self.rules.runs(option) and self.rules.allows(option) and self.fits(option)
+
 
 def choose_nodes(
     machines: Machines,
@@ -161,6 +194,7 @@ def choose_nodes(
     *,
     allow: Sequence[str] = (),
     kinds: Sequence[str] | None = None,
+    calibration: Factors | None = None,
 ) -> NodeChoice:
     """Shares, exchange, partition, and which machines to leave out.
 
@@ -169,16 +203,12 @@ def choose_nodes(
     simplest exchange. What gives other weights than one machine is taken only if `allow`
     names it: "async" or "averaging". `facts` replaces what machines.json says of the workload.
     `kinds` limits the exchanges to those that can be run here: names as in the configuration,
-    and "partition" for layers split by feature; all when left out.
+    and "partition" for layers split by feature; all when left out. Others are still
+    predicted, and rejected.
     """
-    chooser = _Chooser(machines, facts or machines.workload)
-    options = [
-        option
-        for count in chooser.counts()
-        for option in chooser.options(count)
-        if count == 1 or _is_runnable(option, kinds)
-    ]
-    allowed = [o for o in options if _is_allowed(o, allow) and chooser.fits(o)]
+    chooser = _Chooser(machines, facts or machines.workload, Rules(allow, kinds), calibration or {})
+    options = [option for count in chooser.counts() for option in chooser.options(count)]
+    allowed = [option for option in options if chooser.may_take(option)]
     if not allowed:
         least = min(options, key=lambda option: option.memory_mb)
         raise StrategyError(
@@ -187,18 +217,7 @@ def choose_nodes(
         )
     fastest = max(option.images_per_second for option in allowed)
     chosen = next(o for o in allowed if o.images_per_second >= fastest * (1 - SAME))
-    return _choice(chooser, options, chosen, allow)
-
-
-def _is_runnable(option: Option, kinds: Sequence[str] | None) -> bool:
-    wanted = "partition" if option.exchange.partition else option.exchange.kind
-    return kinds is None or wanted in kinds
-
-
-def _is_allowed(option: Option, allow: Sequence[str]) -> bool:
-    if option.exact or len(option.hosts) == 1:
-        return True
-    return ("async" if option.exchange.asynchronous else option.exchange.kind) in allow
+    return _choice(chooser, options, chosen)
 
 
 def _name(option: Option) -> str:
@@ -208,9 +227,7 @@ def _name(option: Option) -> str:
     return f"{option.exchange.name} on {len(option.hosts)} machines ({listed})"
 
 
-def _choice(
-    chooser: _Chooser, options: Sequence[Option], chosen: Option, allow: Sequence[str]
-) -> NodeChoice:
+def _choice(chooser: _Chooser, options: Sequence[Option], chosen: Option) -> NodeChoice:
     samples = _samples(chosen, chooser)
     working = [(h, n) for h, n in zip(chooser.hosts, samples, strict=False) if n]
     batch = chosen.cost.batch
@@ -230,12 +247,12 @@ def _choice(
             if layer.parameter_bytes
         },
         bucket_bytes=chosen.bucket_bytes,
-        left_out=_left_out(chooser, options, chosen, [host.name for host, _ in working], allow),
+        left_out=_left_out(chooser, options, chosen, [host.name for host, _ in working]),
         rejected=tuple(
             Rejected(
                 option=_name(option),
                 images_per_second=option.images_per_second,
-                reason=_why_not(chooser, option, chosen, allow),
+                reason=_why_not(chooser, option, chosen),
             )
             for option in options
             if option is not chosen
@@ -274,11 +291,13 @@ def _ratio(speedup: float) -> str:
     return "one machine alone" if speedup == 1 else f"{speedup:.2f}x the fastest alone"
 
 
-def _why_not(chooser: _Chooser, option: Option, chosen: Option, allow: Sequence[str]) -> str:
+def _why_not(chooser: _Chooser, option: Option, chosen: Option) -> str:
     time = f"{option.cost.seconds:.3g} s per update of {option.cost.batch}"
     if not chooser.fits(option):
         return f"{time}; needs {option.memory_mb:,.0f} MB on a node, more than is free"
-    if not _is_allowed(option, allow):
+    if not chooser.rules.runs(option):
+        return f"{time}; {cause(option, chooser.model)}; not among the exchanges to choose from"
+    if not chooser.rules.allows(option):
         word = "async" if option.exchange.asynchronous else option.exchange.kind
         return f"{time}; {cause(option, chooser.model)}; taken only if {word!r} is allowed"
     ratio = chosen.images_per_second / option.images_per_second
@@ -294,7 +313,6 @@ def _left_out(
     options: Sequence[Option],
     chosen: Option,
     used: Sequence[str],
-    allow: Sequence[str],
 ) -> dict[str, str]:
     """Per machine that does not train, what would happen with it."""
     found = {}
@@ -302,7 +320,7 @@ def _left_out(
         if host.name in used:
             continue
         teams = [o for o in options if host.name in o.hosts and len(o.hosts) > 1]
-        valid = [o for o in teams if _is_allowed(o, allow) and chooser.fits(o)] or teams
+        valid = [option for option in teams if chooser.may_take(option)] or teams
         if not valid or host.name in chosen.hosts:
             found[host.name] = "so slow that no sample of a batch is left for it"
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.cost.exchanges import Exchange, server_count
@@ -103,17 +103,20 @@ def evaluate(
     alone: Callable[[Level], float],
     memory: Callable[[StepCost, Exchange], float] = lambda cost, exchange: 0.0,
     bucket_bytes: float = BUCKET,
+    factor: float = 1.0,
 ) -> Option:
     """An option's cost at the medians, and its interval from the corners of the spread.
 
     `alone(level)` is what the fastest node reaches by itself: a speedup compares both at
-    the same level of computing, whose noise they share.
+    the same level of computing, whose noise they share. `factor` is what past runs took,
+    against what was predicted for them (see `calibration_name`).
     """
 
     def cost_at(computing: Level, wire: Level) -> StepCost:
         found = setting(computing, wire)
         team = workers(found.team, exchange)
-        return step_cost(team, found.wire, model, exchange, batch, bucket_bytes=bucket_bytes)
+        cost = step_cost(team, found.wire, model, exchange, batch, bucket_bytes=bucket_bytes)
+        return scaled(cost, factor)
 
     cost = cost_at("median", "median")
     middle = cost.images_per_second
@@ -134,6 +137,38 @@ def evaluate(
         memory_mb=memory(cost, exchange),
         bucket_bytes=bucket_bytes,
     )
+
+
+def scaled(cost: StepCost, factor: float) -> StepCost:
+    """A step that takes `factor` times as long, in all its terms."""
+    if factor == 1.0:
+        return cost
+    terms = ("compute", "exposed", "bubble", "waiting", "data", "communication")
+    return replace(cost, **{term: factor * getattr(cost, term) for term in terms})
+
+
+def calibration_name(
+    kind: str, *, nodes: int, partition: bool = False, asynchronous: bool = False
+) -> str:
+    """Under which name past runs are compared: the exchange, and how it was used.
+
+    >>> calibration_name("allreduce", nodes=2, partition=True)
+    'allreduce + partition'
+    """
+    if nodes <= 1:
+        return "alone"
+    return kind + (" + partition" if partition else "") + (" async" if asynchronous else "")
+
+
+def factor_of(calibration: Mapping[str, float], exchange: Exchange, nodes: int) -> float:
+    """What past runs of this exchange took against what was predicted; 1 where none are known."""
+    name = calibration_name(
+        exchange.kind,
+        nodes=nodes,
+        partition=bool(exchange.partition),
+        asynchronous=exchange.asynchronous,
+    )
+    return calibration.get(name, 1.0)
 
 
 def workers(team: Sequence[Member], exchange: Exchange) -> tuple[Member, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from paceline.cost.compute import deviation, host_curve
 from paceline.cost.exchanges import Exchange
@@ -14,7 +14,16 @@ from paceline.cost.network import wire
 from paceline.cost.step import Member, StepCost
 from paceline.errors import ConfigError
 from paceline.plan.answer import BreakEven, Prediction, Question, Row
-from paceline.plan.options import Option, Setting, best, cause, evaluate, exchanges, node_memory
+from paceline.plan.options import (
+    Option,
+    Setting,
+    best,
+    cause,
+    evaluate,
+    exchanges,
+    factor_of,
+    node_memory,
+)
 from paceline.schema.machines import Host, Level, Link, WorkloadFacts
 
 WORTH = 1.1
@@ -27,8 +36,15 @@ LARGEST_BATCH = 2**20
 class _Guide:
     """One host, one workload, one question; every number of nodes is asked of it."""
 
-    def __init__(self, host: Host, facts: WorkloadFacts, question: Question) -> None:
+    def __init__(
+        self,
+        host: Host,
+        facts: WorkloadFacts,
+        question: Question,
+        calibration: Mapping[str, float],
+    ) -> None:
         self.host, self.facts, self.question = host, facts, question
+        self.calibration = calibration
         self.model: ModelCost = host_model(host)
         if not host.layers:
             raise ConfigError(f"host {host.name!r} has no per-layer profile: measure it again")
@@ -69,7 +85,7 @@ class _Guide:
         seconds = member.curve.seconds(batch)
         if member.feed:
             seconds = max(seconds, batch / member.feed)
-        return batch / seconds
+        return batch / seconds / self.calibration.get("alone", 1.0)
 
     def options(self, nodes: int, link: Link, batch: int | None = None) -> list[Option]:
         """Every exchange for so many nodes, over a link, at a batch."""
@@ -99,6 +115,7 @@ class _Guide:
                 setting,
                 alone=lambda level: self.alone(level, own),
                 memory=memory,
+                factor=factor_of(self.calibration, exchange, nodes),
             )
             for exchange in exchanges(self.model, wires["median"], nodes, samples)
         ]
@@ -144,9 +161,17 @@ class _Guide:
         )
 
 
-def predict(host: Host, facts: WorkloadFacts, question: Question) -> Prediction:
-    """What so many nodes like `host` would do with a workload."""
-    guide = _Guide(host, facts, question)
+def predict(
+    host: Host,
+    facts: WorkloadFacts,
+    question: Question,
+    calibration: Mapping[str, float] | None = None,
+) -> Prediction:
+    """What so many nodes like `host` would do with a workload.
+
+    `calibration`: per exchange, what past runs took against what was predicted.
+    """
+    guide = _Guide(host, facts, question, calibration or {})
     counts = sorted(set(question.nodes))
     rows = [
         guide.row(nodes, option)

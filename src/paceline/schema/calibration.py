@@ -1,0 +1,19 @@
+"""What past runs have taught about predictions, per exchange."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Factors by which predicted times are multiplied."""
+
+    format: int = FORMAT
+    made: str = ""
+    factors: dict[str, float] = field(default_factory=dict)
+    """By the exchange's name: measured time of an update over predicted time."""
+    runs: dict[str, int] = field(default_factory=dict)
+    """How many runs each factor stands on."""
