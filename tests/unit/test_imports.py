@@ -20,7 +20,7 @@ ROOT = Path(paceline.__file__).parent
 
 STAGES = ("config", "measure", "plan", "launch", "train", "observe", "report")
 MECHANISMS = ("models", "data", "local", "exchange", "backends", "cost", "lab")
-CHAINING = ("cli", "api", "commands", "bench", "__init__")
+CHAINING = ("cli", "api", "commands", "bench", "__main__", "__init__")
 """What may use every stage."""
 WITHOUT_TORCH = ("schema", "plan", "cost", "report", "errors", "run", "cli", "__init__")
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from paceline import local
 from paceline.bench.trials import Bench, Timing, Timings, Trial
-from paceline.commands.splitting import with_split_layers
+from paceline.commands.partitioning import partitioned
 from paceline.config import config_from
 from paceline.config.environment import rank_context
 from paceline.data.sampler import GlobalSampler, apportion
@@ -52,7 +52,7 @@ class PlanStepper(Stepper):
     def __init__(self, trial: Trial, parts: Parts, context: RankContext, network: Network) -> None:
         config = config_from(dict(trial.settings))
         alone = trial.kind == "alone"
-        plan = with_split_layers(config, trial.plan, parts)
+        plan = partitioned(config, trial.plan, parts)
         share = [node.share for node in plan.nodes]
         batch = _batch(parts, plan.batch_size)
         sizes = apportion(len(batch[1]), share)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paceline.plan.partition import choose_partition, obstacle, with_partition
 from paceline.schema import Config, Plan
 
+if TYPE_CHECKING:
+    from paceline.train.parts import Parts
 
-def partitioned(config: Config, plan: Plan) -> Plan:
+
+def partitioned(config: Config, plan: Plan, parts: Parts | None = None) -> Plan:
     """The plan with the layers that `exchange.partition` means; as it was with one node.
 
     Builds the model here once to see its layers; where none can be split it is not built.
@@ -28,12 +33,13 @@ def partitioned(config: Config, plan: Plan) -> Plan:
     possible = obstacle(plan, settings, elementwise=":" not in config.optimizer.name)
     if possible and settings.partition == "auto":
         return plan
-    parts = make_parts(config, None)
+    opened = parts or make_parts(config)
     try:
-        model = parts.build_model()
-        chains = find_chains(model, parts.dataset.sample_shape)
+        model = opened.build_model()
+        chains = find_chains(model, opened.dataset.sample_shape)
     finally:
-        parts.dataset.close()
+        if parts is None:
+            opened.dataset.close()
     choice = choose_partition(
         settings,
         chains,

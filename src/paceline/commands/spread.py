@@ -8,25 +8,35 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from paceline.commands.splitting import with_split_layers
+from paceline.commands.calibration import calibration
+from paceline.commands.machines import kept_machines, place_name
+from paceline.commands.partitioning import partitioned
 from paceline.config import dump_config
-from paceline.errors import UnsupportedError, UserError
+from paceline.errors import ConfigError, UnsupportedError, UserError
 from paceline.launch.engines import Engine, engine_class
 from paceline.launch.inspection import Inspection, check_hosts
 from paceline.launch.session import Order, Session, run_on_hosts
 from paceline.plan import refuse_options_without_strategy
+from paceline.plan.foresee import foresee
 from paceline.plan.together import NodeSite, plan_as_asked, plan_from_races, race_batches
 from paceline.schema import Plan, write_json
 
 if TYPE_CHECKING:
     from paceline.api import HostsRequest, Start
-    from paceline.schema.hosts import Host
+    from paceline.schema import Config
+    from paceline.schema.hosts import Host, Hosts
 
 
 def train_on_hosts(start: Start) -> int:
     """Train on the hosts of `start`; the exit code of the first node."""
     request = start.hosts
     assert request is not None
+    if start.plan is not None:
+        hosts = hosts_of_plan(request.hosts, start.plan)
+        used = {host.name for host in hosts.host}
+        if left := [host.name for host in request.hosts.host if host.name not in used]:
+            start.say(f"the plan leaves {', '.join(left)} out")
+        request = dataclasses.replace(request, hosts=hosts)
     if start.given is not None:
         raise UnsupportedError(
             "objects without a name cannot travel to other hosts: give the model and the data as"
@@ -112,10 +122,10 @@ def plan_nodes(start: Start, session: Session) -> Plan:
     sites = [site_of(session, node) for node in range(len(session.places))]
     config, run = start.config, start.run
     if start.plan is not None:
-        return _stored_plan(start.plan, sites)
+        return foreseen(config, session, _stored_plan(start.plan, sites))
     if config.local.strategy != "auto":
         asked = plan_as_asked(config, sites, elementwise=":" not in config.optimizer.name)
-        return with_split_layers(config, asked)
+        return foreseen(config, session, partitioned(config, asked))
     start.say("each host races for its fastest way to train")
     races = session.race(race_batches(config, sites), again=start.again)
     for node, race in races.items():
@@ -125,7 +135,7 @@ def plan_nodes(start: Start, session: Session) -> Plan:
         for warning in race.warnings:
             start.say(f"warning: host {place.host.name}: {warning}")
         start.say(f"race on {place.host.name}{suffix}: {race.decision}")
-    return with_split_layers(config, plan_from_races(config, sites, races))
+    return foreseen(config, session, partitioned(config, plan_from_races(config, sites, races)))
 
 
 def site_of(session: Session, node: int) -> NodeSite:
@@ -139,6 +149,37 @@ def site_of(session: Session, node: int) -> NodeSite:
         cores=tuple(ready["cores"]) if kept else (),
         share=None if host.share is None else host.share / host.slots,
         serves=host.role == "server",
+    )
+
+
+def foreseen(config: Config, session: Session, plan: Plan) -> Plan:
+    """The plan with what it will take, where these hosts have been measured for this workload."""
+    if "exposed_seconds" in plan.predicted:  # `paceline plan` has made it from measurements
+        return plan
+    found = kept_machines(config, session.order.hosts)
+    if found is None:
+        return plan
+    names = [place_name(place) for place in session.places]
+    try:
+        predicted = foresee(config, found, plan, names, calibration())
+    except ConfigError:  # measured with other hosts, or before there was a link
+        return plan
+    return dataclasses.replace(plan, predicted={**plan.predicted, **predicted})
+
+
+def hosts_of_plan(hosts: Hosts, plan: Plan) -> Hosts:
+    """Those hosts that the plan uses, where it names hosts and leaves some out."""
+    used = {node.host for node in plan.nodes}
+    kept = tuple(host for host in hosts.host if host.name in used)
+    if not kept or len({host.name for host in kept}) < len(used):
+        return hosts  # it is of other hosts, which is said when they are compared
+    servers = {node.host for node in plan.nodes if node.role == "server"}
+    return dataclasses.replace(
+        hosts,
+        host=tuple(
+            dataclasses.replace(host, role="server") if host.name in servers else host
+            for host in kept
+        ),
     )
 
 

@@ -271,7 +271,8 @@ class Trainer:
                 self.feed = dataclasses.replace(
                     self.feed, shares=worker_shares(self.task.plan, changed)
                 )
-                self.view.say(describe_shares(self.task.plan, changed))
+                if self.team.is_first:
+                    self.view.say(describe_shares(self.task.plan, changed))
                 self.recorder.note("shares", describe_shares(self.task.plan, changed))
         return line
 

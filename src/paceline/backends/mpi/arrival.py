@@ -8,16 +8,12 @@ passes, the page says who is missing.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
-import os
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from paceline.backends.mpi.deadline import Deadline, Patience
-from paceline.backends.mpi.wire import all_agree, share_text
+from paceline.backends.mpi.pool import map_together
 from paceline.errors import RunError
 
 __all__ = ["ArrivalBoard", "shared_board"]
@@ -38,6 +34,7 @@ _OPERATIONS = (
     "barrier",
 )
 _SIZE_BITS = 48
+_MEETINGS = 3  # the word of a line that counts meetings inside collectives
 _SETTLE_SECONDS = 0.01
 
 
@@ -90,6 +87,20 @@ class ArrivalBoard:
             "same order"
         )
 
+    def meet(self, deadline: Deadline) -> None:
+        """Wait for the others in the middle of a collective that all have come to."""
+        counters = self._counters
+        mine = self._rank * _WORDS_PER_LINE + _MEETINGS
+        counters[mine] += 1
+        target = counters[mine]
+        patience: Patience | None = None
+        for rank in range(self._size):
+            slot = rank * _WORDS_PER_LINE + _MEETINGS
+            while counters[slot] < target:
+                patience = patience or Patience(deadline)
+                if not patience.pause():
+                    raise deadline.error([rank])
+
     def missing(self) -> list[int]:
         """The ranks that have not come to the current collective."""
         return [
@@ -107,33 +118,9 @@ class ArrivalBoard:
 def shared_board(comm: Any) -> ArrivalBoard | None:
     """A board for all ranks of `comm`, or None when they do not share memory after all.
 
-    The file is gone from the directory before this returns, so nothing can be left behind.
+    The file behind it is gone before this returns.
     """
     size = comm.Get_size()
     length = max(size * _WORDS_PER_LINE * 8, mmap.PAGESIZE)
-    path = ""
-    if comm.Get_rank() == 0:
-        directory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        with contextlib.suppress(OSError):
-            descriptor, path = tempfile.mkstemp(prefix="paceline-mpi-", dir=directory)
-            os.ftruncate(descriptor, length)
-            os.close(descriptor)
-    path = share_text(comm, path)
-    page = _map(path, length) if path else None
-    everyone = all_agree(comm, page is not None)
-    if comm.Get_rank() == 0 and path:
-        Path(path).unlink(missing_ok=True)
-    if not everyone:
-        if page is not None:
-            page.close()
-        return None
-    assert page is not None
-    return ArrivalBoard(page, comm.Get_rank(), size)
-
-
-def _map(path: str, length: int) -> mmap.mmap | None:
-    try:
-        with Path(path).open("r+b") as file:
-            return mmap.mmap(file.fileno(), length)
-    except OSError:
-        return None
+    page = map_together(comm, length, "mpi")
+    return None if page is None else ArrivalBoard(page, comm.Get_rank(), size)

@@ -172,6 +172,22 @@ def _create(options: Any, name: str) -> Any:
     return MpiProcessGroup(place, seconds, transport, message_comm, name)
 
 
+def _pool(comm: Any, board: Any) -> Any:
+    """Shared memory for large all-reduces where ranks outnumber cores, or None.
+
+    With a core for each rank MPI's own way is as fast or faster (docs/backends.md).
+    """
+    from paceline.backends.mpi.pool import SharedPool, map_together
+    from paceline.backends.mpi.wire import all_agree
+
+    size = comm.Get_size()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if not all_agree(comm, size > (cores or 1)):
+        return None
+    memory = map_together(comm, SharedPool.room(size), "pool")
+    return None if memory is None else SharedPool(memory, board, comm.Get_rank(), size)
+
+
 def _transport(comm: Any, wanted: str) -> Any:
     from mpi4py import MPI
 
@@ -186,7 +202,7 @@ def _transport(comm: Any, wanted: str) -> Any:
     here.Free()
     board = shared_board(comm) if on_one_machine else None
     if board is not None:
-        return NodeTransport(comm, board)
+        return NodeTransport(comm, board, _pool(comm, board))
     if wanted == "node":
         raise UserError(
             "transport 'node' needs all ranks of a group on one machine with shared memory, but "
