@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from paceline.config import dump_config
 from paceline.config.environment import cache_root
-from paceline.errors import PacelineError
+from paceline.errors import ConfigError, PacelineError
 from paceline.schema import Config, encode, read_json, write_json
 from paceline.schema.machines import AllReduceCurve, Host, Link, Machines
 
@@ -63,6 +63,12 @@ def kept_machines(config: Config, hosts: Hosts) -> Machines | None:
 
 def with_settings(found: Machines, config: Config) -> Machines:
     """What does not change a measurement is taken from the configuration at hand."""
+    name = f"{config.workload.model} on {config.workload.data}"
+    if found.workload.name not in ("", name):
+        raise ConfigError(
+            f"the machines were measured for {found.workload.name}, but the configuration trains"
+            f" {name}: measure them for it"
+        )
     facts = dataclasses.replace(
         found.workload,
         batch_size=config.workload.global_batch(1),

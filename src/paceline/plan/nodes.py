@@ -29,6 +29,7 @@ SAME = 0.02
 """Differences below this are no differences: fewer machines and the simpler exchange win."""
 BUCKETS = (BUCKET, 2**20, 25 * 2**20, 100 * 2**20)
 """Bucket sizes that are considered for allreduce, the usual one first."""
+NOT_ASKED = "not among the exchanges to choose from"
 EVERY_COUNT = 32
 """Up to so many machines every number of them is considered; above, powers of two and all."""
 
@@ -296,7 +297,7 @@ def _why_not(chooser: _Chooser, option: Option, chosen: Option) -> str:
     if not chooser.fits(option):
         return f"{time}; needs {option.memory_mb:,.0f} MB on a node, more than is free"
     if not chooser.rules.runs(option):
-        return f"{time}; {cause(option, chooser.model)}; not among the exchanges to choose from"
+        return f"{time}; {cause(option, chooser.model)}; {NOT_ASKED}"
     if not chooser.rules.allows(option):
         word = "async" if option.exchange.asynchronous else option.exchange.kind
         return f"{time}; {cause(option, chooser.model)}; taken only if {word!r} is allowed"
@@ -399,6 +400,7 @@ def _others_line(choice: NodeChoice) -> str:
         return f"Left out: {name}{more}: {why}."
     if not choice.rejected:
         return "Nothing else was possible."
-    exact = [r for r in choice.rejected if "not exact" not in r.reason] or choice.rejected
-    other = max(exact, key=lambda r: r.images_per_second or 0.0)
+    words = ("not exact", NOT_ASKED)
+    near = [r for r in choice.rejected if not any(word in r.reason for word in words)]
+    other = max(near or choice.rejected, key=lambda r: r.images_per_second or 0.0)
     return f"Next best: {other.option}: {other.reason}."

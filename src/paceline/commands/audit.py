@@ -1,0 +1,112 @@
+"""`paceline audit`."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from paceline.report.audit import Audit
+
+
+@click.command("audit")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--recalibrate", is_flag=True, help="Keep the factors for plan and predict.")
+@click.option("--json", "as_json", is_flag=True, help="Print for programs, and only that.")
+def command(runs: tuple[Path, ...], recalibrate: bool, as_json: bool) -> None:
+    """Say how far predictions were from what RUNS measured.
+
+    With --recalibrate, times that plan and predict give are from now on multiplied by what
+    runs of the same exchange took against what was predicted for them (3 runs or more).
+
+    \b
+    paceline audit runs/*
+    """
+    from paceline.commands.calibration import keep_calibration
+    from paceline.report.audit import audit
+    from paceline.schema import encode
+    from paceline.schema.calibration import Calibration
+
+    folders = [path for path in runs if not path.is_symlink()] or list(runs)
+    found = audit(folders)
+    kept = None
+    if recalibrate and found.factors:
+        made = datetime.now().astimezone().isoformat(timespec="seconds")
+        counts = {name: found.counts[name] for name in found.factors}
+        kept = keep_calibration(Calibration(made=made, factors=found.factors, runs=counts))
+    if as_json:
+        click.echo(json.dumps(encode(found), indent=2))
+        return
+    from paceline.report.tables import wide_console
+
+    console = wide_console()
+    if found.runs:
+        console.print(table(found))
+    for line in [*_sums(found), *_factors(found)]:
+        console.print(line, highlight=False)
+    for path, why in found.skipped.items():
+        console.print(f"not compared: {path}: {why}", highlight=False, soft_wrap=True)
+    if kept is not None:
+        console.print(f"kept in {kept}", highlight=False, soft_wrap=True)
+    elif recalibrate:
+        console.print("nothing is recalibrated: no exchange has enough runs", highlight=False)
+
+
+def table(found: Audit) -> Table:
+    """Every run with the error of each quantity."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("run", "exchange"):
+        made.add_column(name, no_wrap=True)
+    for name in ("nodes", "update ms", "predicted", "error", "images/s", "bytes", "memory"):
+        made.add_column(name, justify="right", no_wrap=True)
+    for run in found.runs:
+        made.add_row(
+            Path(run.run).name,
+            run.exchange + ("" if run.compared else " (computing only)"),
+            str(run.nodes),
+            f"{1000 * run.measured.get('update_seconds', 0.0):.3g}",
+            f"{1000 * run.predicted['update_seconds']:.3g}",
+            *(
+                f"{run.errors[key]:+.0%}" if key in run.errors else "-"
+                for key in ("update_seconds", "images_per_second", "bytes_per_update", "memory_mb")
+            ),
+        )
+    return made
+
+
+def _sums(found: Audit) -> list[str]:
+    words = {
+        "update_seconds": "time per update",
+        "images_per_second": "images/s",
+        "bytes_per_update": "bytes",
+        "memory_mb": "memory",
+    }
+    return [
+        f"{words[key]}: error {found.mean[key]:.0%} in the mean, {found.worst[key]:.0%} at worst"
+        for key in words
+        if key in found.mean
+    ]
+
+
+def _factors(found: Audit) -> list[str]:
+    from paceline.report.audit import ENOUGH, SAME
+
+    lines = []
+    for name, count in found.counts.items():
+        factor = found.factors.get(name)
+        if factor is None:
+            lines.append(f"{name}: {count} of the {ENOUGH} runs that a factor must stand on")
+        elif abs(factor - 1) <= SAME:
+            lines.append(f"{name}: predictions are right in the middle ({factor:.2f})")
+        else:
+            lines.append(f"{name}: multiply predicted times by {factor:.2f} ({count} runs)")
+    return lines

@@ -1,0 +1,188 @@
+"""`paceline plan`."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from paceline.plan.nodes import NodeChoice
+    from paceline.schema import Config, Plan
+    from paceline.schema.machines import Machines
+
+
+@click.command("plan")
+@click.argument("config", required=False, type=click.Path(path_type=Path))
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a setting.")
+@click.option("--data", "data_root", type=click.Path(path_type=Path), help="Folder of data sets.")
+@click.option("--hosts", metavar="HOSTS", help="A hosts.toml, names as a,b, or `lab`.")
+@click.option("--engine", metavar="NAME", help="Who starts the hosts, as for `paceline train`.")
+@click.option("--machines", type=click.Path(path_type=Path), help="Go by this machines.json.")
+@click.option("--output", type=click.Path(path_type=Path), help="Write plan.json there.")
+@click.option("--again", is_flag=True, help="Measure even if the result is in the cache.")
+@click.option("--json", "as_json", is_flag=True, help="Print plan.json, and only that.")
+def command(
+    config: Path | None,
+    changes: tuple[str, ...],
+    data_root: Path | None,
+    hosts: str | None,
+    engine: str | None,
+    machines: Path | None,
+    output: Path | None,
+    again: bool,
+    as_json: bool,
+) -> None:
+    """Decide how CONFIG is trained, from measurements: who does what, and how they agree.
+
+    Machines that would slow the others down are left out. Every option that was rejected
+    stands in plan.json with its predicted time and the reason.
+
+    \b
+    paceline plan my.toml --hosts a,b --output plan.json
+    paceline train my.toml --hosts a,b --plan plan.json
+    """
+    from paceline import api
+    from paceline.config import load_config
+    from paceline.schema import encode, write_json
+
+    if data_root is not None:
+        changes = (*changes, f"data.root={json.dumps(str(data_root))}")
+    settings = api.resolve(load_config(config, changes))
+    say: Callable[[str], None] = (lambda text: None) if as_json else click.echo
+    if hosts is None and machines is None:
+        plan, lines = plan_here(settings, again=again, quiet=as_json, say=say)
+    else:
+        found = _machines(settings, hosts, engine, machines, again=again, say=say)
+        plan, lines = plan_machines(settings, found)
+    if output is not None:
+        write_json(output, plan)
+    if as_json:
+        click.echo(json.dumps(encode(plan), indent=2))
+        return
+    for line in lines:
+        click.echo(line)
+    if output is not None:
+        click.echo(f"written to {output}, with {len(plan.rejected)} rejected options")
+
+
+def _machines(
+    config: Config,
+    hosts: str | None,
+    engine: str | None,
+    stored: Path | None,
+    *,
+    again: bool,
+    say: Callable[[str], None],
+) -> Machines:
+    """What to go by: a file, the cache, or hosts that are measured now."""
+    from paceline.commands.machines import doubts, measure_hosts, place_name, with_settings
+    from paceline.commands.train import hosts_request
+    from paceline.errors import ConfigError
+    from paceline.schema import read_json
+    from paceline.schema.machines import Machines
+
+    request = hosts_request(hosts, engine)
+    if stored is not None:
+        found = with_settings(read_json(Machines, stored), config)
+        if request is not None:
+            names = [place_name(place) for place in request.hosts.places]
+            found = dataclasses.replace(found, hosts=tuple(found.host(name) for name in names))
+    elif request is not None:
+        found, cached = measure_hosts(config, request, again=again, say=say)
+        if cached:
+            say(f"machines from the cache, measured {found.made}")
+    else:
+        raise ConfigError(f"--engine {engine} needs --hosts: a hosts.toml, names as a,b, or lab")
+    for line in doubts(found):
+        say(f"warning: {line}")
+    return found
+
+
+def plan_here(
+    config: Config, *, again: bool, quiet: bool, say: Callable[[str], None]
+) -> tuple[Plan, list[str]]:
+    """This machine alone: what was asked for, or the race's winner."""
+    from paceline import api
+    from paceline.plan import (
+        asked_node,
+        asked_plan,
+        plan_from_race,
+        refuse_options_without_strategy,
+    )
+
+    if config.local.strategy != "auto":
+        from paceline.local.cores import usable_cores
+
+        elementwise = ":" not in config.optimizer.name
+        node = asked_node(config.local, usable_cores(), elementwise=elementwise)
+        plan = asked_plan(config, node, f"local.strategy = {node.strategy!r} was asked for")
+        return plan, [plan.reason]
+    refuse_options_without_strategy(config.local)
+    race, cached = api.race(config, again=again, quiet=quiet, say=say)
+    for warning in race.warnings:
+        say(f"warning: {warning}")
+    return plan_from_race(config, race), [
+        f"{'race (from the cache)' if cached else 'race'}: {race.decision}"
+    ]
+
+
+def plan_machines(config: Config, machines: Machines) -> tuple[Plan, list[str]]:
+    """The plan for measured machines, with five lines for people; kept, since it follows from them.
+
+    The layers that are split are those that the model really allows, which only
+    building it tells.
+    """
+    from paceline.commands.calibration import calibration
+    from paceline.config.environment import cache_root
+    from paceline.errors import PacelineError
+    from paceline.schema import Plan, decode, encode, write_json
+
+    factors = calibration()
+    facts = json.dumps([encode(config), encode(machines), factors], sort_keys=True)
+    name = hashlib.sha256(facts.encode()).hexdigest()[:20]
+    path = cache_root() / "plans" / f"{name}.json"
+    try:
+        kept = json.loads(path.read_text())
+        return decode(Plan, kept["plan"]), list(kept["lines"])
+    except (OSError, ValueError, KeyError, PacelineError):
+        pass  # not yet made, or by another version
+    plan, choice = _choose(config, machines, factors)
+    from paceline.plan.nodes import explain_nodes
+
+    lines = explain_nodes(choice).splitlines()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"plan": encode(plan), "lines": lines})
+    except OSError:
+        pass  # made again next time
+    return plan, lines
+
+
+def _choose(
+    config: Config, machines: Machines, factors: dict[str, float]
+) -> tuple[Plan, NodeChoice]:
+    from paceline.commands.partitioning import partitioned
+    from paceline.plan.foresee import allowed_by, kinds_of, plan_from_choice
+    from paceline.plan.nodes import choose_nodes
+
+    for split in (True, False):
+        choice = choose_nodes(
+            machines,
+            allow=allowed_by(config.exchange),
+            kinds=kinds_of(config.exchange, split=split),
+            calibration=factors,
+        )
+        plan = plan_from_choice(config, machines, choice, factors)
+        if plan.partition == "none":
+            break
+        whole = dataclasses.replace(plan, partition="none", feature_layers=())
+        real = partitioned(config, whole)
+        if real.partition == "feature":
+            return real, choice
+    return plan, choice
