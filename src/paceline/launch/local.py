@@ -187,7 +187,8 @@ def _fail(ranks: Ranks, board: Any) -> None:
         cause = " (often: out of memory)" if -code == signal.SIGKILL else ""
         raise WorkerError(
             f"rank {ranks.first + number} was killed by {name}{cause} in"
-            f" {board.phase(number) or 'start-up'} of update {board.update(number)}; the run was ended"
+            f" {board.phase(number) or 'start-up'} of update {board.update(number)};"
+            " the run was ended"
         )
     for number, process in enumerate(ranks.processes):
         # A rank that left no word: what the others say of it is only the consequence.

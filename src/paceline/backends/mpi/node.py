@@ -72,10 +72,10 @@ class NodeTransport:
         def call() -> None:
             if self._size == 1 or flat.numel() == 0:
                 return
-            if self._pool is not None and flat.nbytes >= _POOL_FROM_BYTES:
-                if self._pool.takes(flat, how.operation) and how.through is None:
-                    self._pool.all_reduce(flat, how.operation, deadline)
-                    return
+            pool = self._pool if flat.nbytes >= _POOL_FROM_BYTES and not how.through else None
+            if pool is not None and pool.takes(flat, how.operation):
+                pool.all_reduce(flat, how.operation, deadline)
+                return
             for piece in self._pieces(flat, how):
                 self._reduce_piece(piece, how, None)
 
