@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from paceline.launch.wheelhouse import (
-    download_command,
-    index_options,
+    by_index,
+    download_commands,
     last_error,
     pack_paceline,
     running_packages,
@@ -29,9 +29,10 @@ def test_the_running_versions() -> None:
 
 def test_builds_of_torch_have_an_index_of_their_own() -> None:
     cpu = ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
-    assert index_options(("numpy==2.4.6", "torch==2.13.0+cpu"), None) == cpu
-    assert index_options(("torch==2.13.0",), None) == []
-    assert index_options(("torch==2.13.0+cpu",), "file:///x") == ["--index-url", "file:///x"]
+    both = ("numpy==2.4.6", "torch==2.13.0+cpu")
+    assert by_index(both, None) == [([], [both[0]]), (cpu, [both[1]])]
+    assert by_index(("torch==2.13.0",), None) == [([], ["torch==2.13.0"])]
+    assert by_index(both, "file:///x") == [(["--index-url", "file:///x"], list(both))]
 
 
 def test_wheels_are_found_by_name_and_version(tmp_path: Path) -> None:
@@ -41,7 +42,8 @@ def test_wheels_are_found_by_name_and_version(tmp_path: Path) -> None:
     found, lacking = wheels_of(tmp_path, ("numpy==2.4.6", "tomli-w==1.2.0", "torch==2.13.0+cpu"))
     assert [path.name for path in found] == list(names)
     assert lacking == ["numpy==2.4.6"]
-    assert download_command(tmp_path, lacking, None)[-1] == "numpy==2.4.6"
+    (command,) = download_commands(tmp_path, lacking, None)
+    assert command[-1] == "numpy==2.4.6"
 
 
 def test_paceline_packed_is_a_true_wheel_and_equal_each_time(tmp_path: Path) -> None:

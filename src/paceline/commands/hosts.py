@@ -96,13 +96,14 @@ def _recipe(folder: Path, options: dict[str, Any]) -> Recipe:
     if house is not None and packages == "install":
         wheels, lacking = wheelhouse.wheels_of(house, requirements)
         if lacking:
-            words = wheelhouse.download_command(house, lacking, options["index"])
+            downloads = wheelhouse.download_commands(house, lacking, options["index"])
             if options["dry_run"]:
-                click.echo(f"here, and its wheels are copied too: {shlex.join(words)}")
+                for words in downloads:
+                    click.echo(f"here, and its wheels are copied too: {shlex.join(words)}")
             else:
                 click.echo(f"here: filling {house} with {len(lacking)} wheels")
                 house.mkdir(parents=True, exist_ok=True)
-                wheelhouse.fill_wheelhouse(words)
+                wheelhouse.fill_wheelhouse(downloads)
                 wheels, lacking = wheelhouse.wheels_of(house, requirements)
                 if lacking:
                     raise UserError(f"{house} lacks {', '.join(lacking)}: put their wheels there")

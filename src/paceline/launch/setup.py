@@ -20,7 +20,7 @@ from typing import Any, Literal
 from paceline.errors import UserError
 from paceline.launch.inspection import with_remedy
 from paceline.launch.ssh import ssh_words
-from paceline.launch.wheelhouse import index_options, last_error
+from paceline.launch.wheelhouse import by_index, last_error
 from paceline.schema.hosts import Host
 
 TARGET = "~/.local/share/paceline/environment"
@@ -194,15 +194,16 @@ class HostSetup:
         pip = f"{shlex.quote(target)}/bin/python -m pip install --quiet --no-deps"
         pip += " --disable-pip-version-check"
         if recipe.packages == "install":
-            options = ["--find-links", f"{target}/wheels"]
-            if recipe.offline:
-                options.append("--no-index")
-            else:
-                options += index_options(recipe.requirements, recipe.index)
+            wheels = ["--find-links", f"{target}/wheels"]
+            groups = [(["--no-index"], list(recipe.requirements))]
+            if not recipe.offline:
+                groups = by_index(recipe.requirements, recipe.index)
             origin = "the copied wheels" if recipe.offline else "the internet"
             self.step(
                 f"{len(recipe.requirements)} packages from {origin}",
-                f"{pip} {shlex.join([*options, *recipe.requirements])}",
+                " && ".join(
+                    f"{pip} {shlex.join([*wheels, *more, *names])}" for more, names in groups
+                ),
             )
         wheel = shlex.quote(f"{target}/wheels/{recipe.paceline.name}")
         script = f"{pip} --no-index --force-reinstall {wheel}"

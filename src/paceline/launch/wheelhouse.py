@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -55,16 +56,20 @@ def running_packages() -> tuple[str, ...]:
     return tuple(f"{name}=={found[name]}" for name in sorted(found) if name not in _LEFT_OUT)
 
 
-def index_options(requirements: tuple[str, ...], index: str | None) -> list[str]:
-    """Where pip looks. Builds of torch such as 2.13.0+cpu are on an index of their own."""
+def by_index(requirements: Sequence[str], index: str | None) -> list[tuple[list[str], list[str]]]:
+    """pip's options and the requirements that they are for.
+
+    Builds of torch such as 2.13.0+cpu are on an index of their own, which is asked for torch alone.
+    """
     if index:
-        return ["--index-url", index]
-    for requirement in requirements:
-        name, _, version = requirement.partition("==")
-        build = version.partition("+")[2]
-        if name == "torch" and build:
-            return ["--extra-index-url", f"https://download.pytorch.org/whl/{build}"]
-    return []
+        return [(["--index-url", index], list(requirements))]
+    built = [each for each in requirements if each.startswith("torch==") and "+" in each]
+    others = [each for each in requirements if each not in built]
+    found: list[tuple[list[str], list[str]]] = [([], others)] if others else []
+    for each in built:
+        place = f"https://download.pytorch.org/whl/{each.partition('+')[2]}"
+        found.append((["--extra-index-url", place], [each]))
+    return found
 
 
 def wheels_of(folder: Path, requirements: tuple[str, ...]) -> tuple[list[Path], list[str]]:
@@ -77,21 +82,24 @@ def wheels_of(folder: Path, requirements: tuple[str, ...]) -> tuple[list[Path], 
     return found, [each for each in requirements if each not in there]
 
 
-def download_command(folder: Path, requirements: list[str], index: str | None) -> list[str]:
-    """The command that fetches what a wheelhouse lacks."""
-    options = ["--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
-    options += index_options(tuple(requirements), index)
-    return [sys.executable, "-m", "pip", "download", "--quiet", *options, *requirements]
+def download_commands(
+    folder: Path, requirements: Sequence[str], index: str | None
+) -> list[list[str]]:
+    """The commands that fetch what a wheelhouse lacks."""
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    pip += ["--only-binary", ":all:", "--dest", str(folder)]
+    return [[*pip, *options, *names] for options, names in by_index(requirements, index)]
 
 
-def fill_wheelhouse(command: list[str]) -> None:
-    """Run the download; an error with pip's own last words."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_DOWNLOAD_SECONDS)
-    if done.returncode != 0:
-        raise UserError(
-            f"the wheelhouse could not be filled: {last_error(done.stderr)}; put the missing wheels"
-            " there by hand, or name an index with --index"
-        )
+def fill_wheelhouse(commands: list[list[str]]) -> None:
+    """Run the downloads; an error with pip's own last words."""
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_DOWNLOAD_SECONDS)
+        if done.returncode != 0:
+            raise UserError(
+                f"the wheelhouse could not be filled: {last_error(done.stderr)}; put the missing"
+                " wheels there by hand, or name an index with --index"
+            )
 
 
 def last_error(text: str) -> str:
