@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _LARGEST = 2**31 - 1
@@ -36,3 +37,17 @@ def give_back_memory() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+
+def resident_mb() -> tuple[float, float]:
+    """Peak of private memory (approximately) and shared memory now, in MB."""
+    values = {}
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            key, _, rest = line.partition(":")
+            if key in ("VmHWM", "RssShmem"):
+                values[key] = int(rest.split()[0]) / 1000
+    except OSError:
+        return 0.0, 0.0
+    shared = values.get("RssShmem", 0.0)
+    return values.get("VmHWM", 0.0) - shared, shared

@@ -15,7 +15,7 @@ from paceline.data.sampler import apportion
 from paceline.local.base import Job, LocalStrategy
 from paceline.local.board import Arena, Board
 from paceline.local.cores import divide_cores, pin, visible_cores
-from paceline.local.memory import give_back_memory
+from paceline.local.memory import give_back_memory, resident_mb
 from paceline.schema import Candidate, RankContext
 from paceline.train.parts import Parts
 
@@ -124,7 +124,7 @@ class TrialGround:
         return self.board.sum([decision if self.board.rank == 0 else 0.0], "trial")[0] > 0
 
     def _memory(self) -> float | None:
-        private, shared = _resident_mb()
+        private, shared = resident_mb()
         if self.board is None or self.board.ranks == 1:
             return private + shared
         sums = self.board.sum([private, shared if self.board.rank == 0 else 0.0], "memory")
@@ -137,17 +137,3 @@ def _reset_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return  # the peak then includes earlier trials: an upper bound
-
-
-def _resident_mb() -> tuple[float, float]:
-    """Peak of private memory (approximately) and shared memory now, in MB."""
-    values = {}
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            key, _, rest = line.partition(":")
-            if key in ("VmHWM", "RssShmem"):
-                values[key] = int(rest.split()[0]) / 1000
-    except OSError:
-        return 0.0, 0.0
-    shared = values.get("RssShmem", 0.0)
-    return values.get("VmHWM", 0.0) - shared, shared

@@ -15,6 +15,7 @@ from paceline.cost.partition import choose_modes, held_part
 from paceline.cost.pipeline import cut
 from paceline.cost.step import Member, StepCost, step_cost
 from paceline.schema import NodePlan
+from paceline.schema.calibration import calibration_name
 from paceline.schema.machines import Level, WorkloadFacts
 
 WORKERS_PER_SERVER = 4
@@ -145,19 +146,6 @@ def scaled(cost: StepCost, factor: float) -> StepCost:
         return cost
     terms = ("compute", "exposed", "bubble", "waiting", "data", "communication")
     return replace(cost, **{term: factor * getattr(cost, term) for term in terms})
-
-
-def calibration_name(
-    kind: str, *, nodes: int, partition: bool = False, asynchronous: bool = False
-) -> str:
-    """Under which name past runs are compared: the exchange, and how it was used.
-
-    >>> calibration_name("allreduce", nodes=2, partition=True)
-    'allreduce + partition'
-    """
-    if nodes <= 1:
-        return "alone"
-    return kind + (" + partition" if partition else "") + (" async" if asynchronous else "")
 
 
 def factor_of(calibration: Mapping[str, float], exchange: Exchange, nodes: int) -> float:

@@ -110,7 +110,7 @@ def audited(name: str, summary: dict[str, Any]) -> Audited | str:
     nodes = int(measured.get("nodes", 1))
     return Audited(
         run=name,
-        exchange=str(summary.get("exchange_name") or "alone"),
+        exchange=str(summary.get("exchange") or "alone"),
         nodes=nodes,
         predicted=predicted,
         measured=measured,

@@ -17,3 +17,16 @@ class Calibration:
     """By the exchange's name: measured time of an update over predicted time."""
     runs: dict[str, int] = field(default_factory=dict)
     """How many runs each factor stands on."""
+
+
+def calibration_name(
+    kind: str, *, nodes: int, partition: bool = False, asynchronous: bool = False
+) -> str:
+    """Under which name past runs are compared: the exchange, and how it was used.
+
+    >>> calibration_name("allreduce", nodes=2, partition=True)
+    'allreduce + partition'
+    """
+    if nodes <= 1:
+        return "alone"
+    return kind + (" + partition" if partition else "") + (" async" if asynchronous else "")

@@ -22,6 +22,7 @@ from paceline.observe.tensorboard import TensorBoardFile
 from paceline.schema import write_json
 from paceline.train.assemble import Task, loss_total, make_feed, make_job
 from paceline.train.checkpoint import Checkpoints, Position, TrainState
+from paceline.train.comparison import comparison, node_memory_mb
 from paceline.train.device import use_deterministic
 from paceline.train.evaluate import Score, evaluate
 from paceline.train.optimizers import batch_factor, schedule_factor
@@ -238,6 +239,7 @@ class Trainer:
             "update_seconds_mean": self.tally.update_mean,
             "update_seconds_median": self.tally.update_median,
             "bytes_sent": 0,
+            "memory_mb": node_memory_mb(self.task.board),
         }
         if self.task.context.nodes > 1:
             line |= self.balance() | self.team.epoch_line()
@@ -255,9 +257,11 @@ class Trainer:
             max(1e-9, self.tally.seconds - traffic.waited) if leads else 0.0, "speeds"
         )
         samples = self.team.sum_by_node(float(self.tally.samples), "speeds")
-        sent, waited = self.team.sum([float(traffic.bytes_sent), traffic.waited], "traffic")
+        sent = self.team.sum_by_node(float(traffic.bytes_sent), "traffic")
+        (waited,) = self.team.sum([traffic.waited], "traffic")
         line = {
-            "bytes_sent": int(sent),
+            "bytes_sent": int(sum(sent)),
+            "bytes_sent_most": int(max(sent)),
             "exchange_wait_seconds": waited / self.task.context.nodes,
             "shares": [round(share / sum(self.shares), 4) for share in self.shares],
         }
@@ -425,6 +429,7 @@ class Trainer:
             "total_seconds": time.perf_counter() - self.started,
             "parameters": self.strategy.parameters,
         }
+        summary |= comparison(self.config, self.task.plan, lines, self.position.update)
         interrupted = self.signals.received is not None and not summary["finished"]
         if self.team.is_first:
             try:
