@@ -106,7 +106,7 @@ def _trial(model: Model, kind: str, spec: LabSpec, updates: int) -> Trial:
     settings["exchange.partition"] = "auto" if kind == PARTITION else "none"
     if compression:
         settings["exchange.compression"] = compression
-    plan = Plan(nodes=tuple(nodes), exchange=exchange, batch_size=model.batch)
+    plan = Plan(nodes=tuple(nodes), exchange=exchange, batch_size=model.batch).with_servers(1)
     return Trial(
         name=kind,
         kind="ddp" if kind == STOCK else "plan",

@@ -18,13 +18,16 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline import local
+from paceline.bench.served import ServingThread, join_servers, served_context
 from paceline.bench.trials import Bench, Timing, Timings, Trial
 from paceline.commands.partitioning import partitioned
 from paceline.config import config_from
 from paceline.config.environment import rank_context
 from paceline.data.sampler import GlobalSampler, apportion
 from paceline.errors import PacelineError
+from paceline.exchange import exchange_class
 from paceline.exchange.network import Network, Traffic, open_network
+from paceline.exchange.served import Served
 from paceline.local.cores import set_threads
 from paceline.local.memory import give_back_memory, keep_freed_memory
 from paceline.run import RunDirectory
@@ -50,16 +53,19 @@ class PlanStepper(Stepper):
     """As `paceline train` would: the plan's local strategy and exchange on one real batch."""
 
     def __init__(self, trial: Trial, parts: Parts, context: RankContext, network: Network) -> None:
+        self._served = network if isinstance(network, Served) else None
         config = config_from(dict(trial.settings))
         alone = trial.kind == "alone"
         plan = partitioned(config, trial.plan, parts)
-        share = [node.share for node in plan.nodes]
+        share = [0.0 if node.role == "server" else node.share for node in plan.nodes]
         batch = _batch(parts, plan.batch_size)
         sizes = apportion(len(batch[1]), share)
         self._inputs = torch.split(batch[0], sizes)[context.node].clone()
         self._targets = torch.split(batch[1], sizes)[context.node].clone()
         self.samples = sizes[context.node]
-        self._total = self.samples if alone else len(batch[1])
+        own = alone or exchange_class(plan.exchange).own_loss
+        self._total = self.samples if own else len(batch[1])
+        self._whole = len(batch[1])
         place = RankContext(
             rank=0 if alone else context.node,
             world_size=1 if alone else context.nodes,
@@ -73,17 +79,27 @@ class PlanStepper(Stepper):
             context=place,
             network=None if alone else network,
         )
+        self.network = network
         self._job = make_job(task, parts)
         self._strategy = local.build(self._job)
         self._strategy.scale_rate(0.0)  # trials must not diverge
 
+        if self._job.exchange is not None:
+            self._job.exchange.start(0)
+
     def step(self, update: int) -> None:
+        if (exchange := self._job.exchange) is not None:
+            exchange.before_update(self._total)
+            exchange.begin(update=update, rate=0.0, samples=self.samples, total=self._whole)
         self._strategy.update(self._inputs, self._targets, self._total, update)
 
     def close(self) -> None:
         self._strategy.close()
         if self._job.exchange is not None:
             self._job.exchange.close()
+        if self._served is not None:
+            self._served.done(stop=False)
+            self._served.close()
 
 
 class StockStepper(Stepper):
@@ -117,9 +133,16 @@ def _batch(parts: Parts, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return parts.dataset.train.fetch(sampler.batch(0, 0), epoch=0, augment=False)
 
 
-def _build(trial: Trial, parts: Parts, context: RankContext, network: Network) -> Stepper:
+def _build(
+    trial: Trial, parts: Parts, context: RankContext, network: Network, turn: int
+) -> Stepper | ServingThread:
     if trial.kind == "ddp":
         return StockStepper(trial, parts, context)
+    if trial.plan.servers:
+        place = served_context(context, turn)
+        if context.node in trial.plan.servers:
+            return ServingThread(trial, place)
+        return PlanStepper(trial, parts, context, join_servers(trial, place))
     return PlanStepper(trial, parts, context, network)
 
 
@@ -135,14 +158,14 @@ def run(bench: Bench) -> Timings:
             rank=context.node,
             world_size=context.nodes,
         )
-    timings = []
+    timings: list[Timing] = []
     opened: dict[str, Parts] = {}
     for number in range(bench.rounds):
         for trial in bench.trials:
             key = repr(sorted(trial.settings.items()))
             if key not in opened:
                 opened[key] = make_parts(config_from(dict(trial.settings)))
-            timings.append(_time(trial, number, opened[key], context, network))
+            timings.append(_time(trial, number, opened[key], context, network, len(timings)))
             print(f"{trial.name}: {timings[-1].seconds:.3f} s per update", flush=True)
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -152,13 +175,13 @@ def run(bench: Bench) -> Timings:
 
 
 def _time(
-    trial: Trial, number: int, parts: Parts, context: RankContext, network: Network
+    trial: Trial, number: int, parts: Parts, context: RankContext, network: Network, turn: int
 ) -> Timing:
     host = network.hosts[context.node]
     stepper = None
     problem = ""
     try:
-        stepper = _build(trial, parts, context, network)
+        stepper = _build(trial, parts, context, network, turn)
         for update in range(trial.warmup):
             stepper.step(update)
     except PacelineError as error:
@@ -169,12 +192,12 @@ def _time(
         return Timing(
             trial=trial.name, round=number, host=host, seconds=0.0, samples=0, failed=problem
         )
-    network.traffic.take()
+    getattr(stepper, "network", network).traffic.take()
     before, start = kernel_counters(), time.perf_counter()
     for update in range(trial.updates):
         stepper.step(trial.warmup + update)
     own = time.perf_counter() - start
-    counted = network.traffic.take()
+    counted = getattr(stepper, "network", network).traffic.take()
     after = kernel_counters()
     network.barrier("done")
     whole = time.perf_counter() - start
@@ -216,7 +239,7 @@ def _timing(
     )
 
 
-def _release(stepper: Stepper | None) -> None:
+def _release(stepper: Stepper | ServingThread | None) -> None:
     if stepper is not None:
         stepper.close()
     del stepper
