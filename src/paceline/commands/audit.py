@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,29 +16,26 @@ if TYPE_CHECKING:
 
 @click.command("audit")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--recalibrate", is_flag=True, help="Keep the factors for plan and predict.")
+@click.option("--only-look", is_flag=True, help="Leave what plan and predict go by as it is.")
 @click.option("--json", "as_json", is_flag=True, help="Print for programs, and only that.")
-def command(runs: tuple[Path, ...], recalibrate: bool, as_json: bool) -> None:
-    """Say how far predictions were from what RUNS measured.
+def command(runs: tuple[Path, ...], only_look: bool, as_json: bool) -> None:
+    """Say how far predictions were from what RUNS measured, and correct what drifts.
 
-    With --recalibrate, times that plan and predict give are from now on multiplied by what
-    runs of the same exchange took against what was predicted for them (3 runs or more).
+    Times that plan and predict give are from now on multiplied by what runs of the same
+    exchange took against what was predicted for them, where there are 3 runs or more.
 
     \b
     paceline audit runs/*
     """
-    from paceline.commands.calibration import keep_calibration
+    from paceline.commands.calibration import keep_factors
     from paceline.report.audit import audit
     from paceline.schema import encode
-    from paceline.schema.calibration import Calibration
 
     folders = [path for path in runs if not path.is_symlink()] or list(runs)
     found = audit(folders)
     kept = None
-    if recalibrate and found.factors:
-        made = datetime.now().astimezone().isoformat(timespec="seconds")
-        counts = {name: found.counts[name] for name in found.factors}
-        kept = keep_calibration(Calibration(made=made, factors=found.factors, runs=counts))
+    if found.factors and not only_look:
+        kept = keep_factors(found.factors, found.counts)
     if as_json:
         click.echo(json.dumps(encode(found), indent=2))
         return
@@ -53,9 +49,9 @@ def command(runs: tuple[Path, ...], recalibrate: bool, as_json: bool) -> None:
     for path, why in found.skipped.items():
         console.print(f"not compared: {path}: {why}", highlight=False, soft_wrap=True)
     if kept is not None:
-        console.print(f"kept in {kept}", highlight=False, soft_wrap=True)
-    elif recalibrate:
-        console.print("nothing is recalibrated: no exchange has enough runs", highlight=False)
+        console.print(
+            f"plan and predict go by these factors now: {kept}", highlight=False, soft_wrap=True
+        )
 
 
 def table(found: Audit) -> Table:

@@ -176,6 +176,7 @@ def _choose(
             machines,
             allow=allowed_by(config.exchange),
             kinds=kinds_of(config.exchange, split=split),
+            buckets=(config.exchange.bucket_mb * 2**20,),
             calibration=factors,
         )
         plan = plan_from_choice(config, machines, choice, factors)

@@ -78,6 +78,7 @@ class Rules:
 
     allow: Sequence[str] = ()
     kinds: Sequence[str] | None = None
+    buckets: Sequence[float] = BUCKETS
 
     def runs(self, option: Option) -> bool:
         """Whether it is one of the exchanges that can be run, or that were asked for."""
@@ -158,7 +159,7 @@ class _Chooser:
                 exchange=exchange,
             )
 
-        found = []
+        found, sizes = [], self.rules.buckets
         for exchange in exchanges(self.model, wires["median"], count, batch):
             tries = [
                 evaluate(
@@ -171,7 +172,7 @@ class _Chooser:
                     bucket_bytes=size,
                     factor=factor_of(self.calibration, exchange, count),
                 )
-                for size in (BUCKETS if exchange.kind == "allreduce" and count > 1 else (BUCKET,))
+                for size in (sizes if exchange.kind == "allreduce" and count > 1 else sizes[:1])
             ]
             quickest = max(option.images_per_second for option in tries)
             # The usual bucket unless another one is truly better.
@@ -195,6 +196,7 @@ def choose_nodes(
     *,
     allow: Sequence[str] = (),
     kinds: Sequence[str] | None = None,
+    buckets: Sequence[float] = BUCKETS,
     calibration: Factors | None = None,
 ) -> NodeChoice:
     """Shares, exchange, partition, and which machines to leave out.
@@ -205,9 +207,10 @@ def choose_nodes(
     names it: "async" or "averaging". `facts` replaces what machines.json says of the workload.
     `kinds` limits the exchanges to those that can be run here: names as in the configuration,
     and "partition" for layers split by feature; all when left out. Others are still
-    predicted, and rejected.
+    predicted, and rejected. `buckets` are the sizes to choose from, the usual one first.
     """
-    chooser = _Chooser(machines, facts or machines.workload, Rules(allow, kinds), calibration or {})
+    rules = Rules(allow, kinds, buckets)
+    chooser = _Chooser(machines, facts or machines.workload, rules, calibration or {})
     options = [option for count in chooser.counts() for option in chooser.options(count)]
     allowed = [option for option in options if chooser.may_take(option)]
     if not allowed:
