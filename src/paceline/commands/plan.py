@@ -168,7 +168,7 @@ def _choose(
     config: Config, machines: Machines, factors: dict[str, float]
 ) -> tuple[Plan, NodeChoice]:
     from paceline.commands.partitioning import partitioned
-    from paceline.plan.foresee import allowed_by, kinds_of, plan_from_choice
+    from paceline.plan.foresee import allowed_by, buckets_of, kinds_of, plan_from_choice
     from paceline.plan.nodes import choose_nodes
 
     for split in (True, False):
@@ -176,7 +176,7 @@ def _choose(
             machines,
             allow=allowed_by(config.exchange),
             kinds=kinds_of(config.exchange, split=split),
-            buckets=(config.exchange.bucket_mb * 2**20,),
+            buckets=buckets_of(config.exchange),
             calibration=factors,
         )
         plan = plan_from_choice(config, machines, choice, factors)

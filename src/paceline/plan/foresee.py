@@ -13,7 +13,7 @@ from paceline.cost.network import Wire, slowest_wire
 from paceline.cost.partition import choose_modes
 from paceline.cost.step import Member, StepCost, step_cost
 from paceline.plan.candidates import MemoryFormat, Precision
-from paceline.plan.nodes import NodeChoice
+from paceline.plan.nodes import BUCKETS, NodeChoice
 from paceline.plan.options import factor_of, node_memory, scaled
 from paceline.schema import Config, ExchangeSettings, NodePlan, Plan, Rejected
 from paceline.schema.machines import Host, Machines
@@ -28,6 +28,13 @@ def kinds_of(settings: ExchangeSettings, *, split: bool = True) -> tuple[str, ..
     kinds = RUNNABLE if settings.kind == "auto" else (settings.kind, "partition")
     partition = split and settings.partition != "none" and settings.kind in ("auto", "allreduce")
     return tuple(kind for kind in kinds if kind != "partition" or partition)
+
+
+def buckets_of(settings: ExchangeSettings) -> tuple[float, ...]:
+    """Sizes of buckets to choose from: that which was asked for, else several."""
+    if settings.bucket_mb != ExchangeSettings().bucket_mb:
+        return (settings.bucket_mb * 2**20,)
+    return BUCKETS
 
 
 def allowed_by(settings: ExchangeSettings) -> tuple[str, ...]:
@@ -64,6 +71,7 @@ def plan_from_choice(
         exchange=choice.exchange.kind,
         partition=cast(Literal["none", "feature"], choice.partition_name),
         feature_layers=choice.feature_layers,
+        bucket_mb=choice.bucket_bytes / 2**20 if len(nodes) > 1 else None,
         precision=cast(Precision, precision),
         memory_format=cast(MemoryFormat, memory_format),
         compile=config.numerics.compile,
@@ -127,7 +135,7 @@ def foresee(
         model,
         exchange,
         plan.batch_size,
-        bucket_bytes=config.exchange.bucket_mb * 2**20,
+        bucket_bytes=(plan.bucket_mb or config.exchange.bucket_mb) * 2**20,
     )
     factor = factor_of(calibration or {}, exchange, count)
     cost = scaled(_with_shares(cost, team, [node.share for _, node in working]), factor)

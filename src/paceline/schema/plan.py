@@ -67,6 +67,8 @@ class Plan:
     """Whether linear layers are split by feature over nodes."""
     feature_layers: tuple[str, ...] = ()
     """With partition "feature": names of the layers that are."""
+    bucket_mb: float | None = rule(default=None, minimum=0.001)
+    """Megabytes of gradient that leave together; exchange.bucket_mb when left out."""
     precision: Literal["fp32", "bf16"] = "fp32"
     memory_format: Literal["contiguous", "channels_last"] = "contiguous"
     compile: bool = False

@@ -97,7 +97,10 @@ def make_exchange(task: Task) -> Exchange | None:
         plan.exchange,
         Setting(
             network=task.network,
-            options=task.config.exchange,
+            options=dataclasses.replace(
+                task.config.exchange,
+                bucket_mb=task.plan.bucket_mb or task.config.exchange.bucket_mb,
+            ),
             shares=tuple(node.share for node in plan.nodes),
             overlap=plan.nodes[task.context.node].ranks == 1,
         ),
