@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from paceline.launch.inspection import with_remedy
 from paceline.launch.links import measure, serve
 from paceline.launch.pairs import Link, Links
 
@@ -81,3 +82,21 @@ def test_what_is_wrong(links: Links, starts: list[str]) -> None:
 def test_a_pair_is_told_of_once() -> None:
     links = Links(links=(Link(source="a", target="b", error="timed out"),))
     assert links.problems(known={("a", "b")}) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("me@b: Permission denied (publickey,password).", "ssh-copy-id"),
+        ("ssh: Could not resolve hostname b: Name or service not known", "give `address`"),
+        ("ssh: connect to host b port 22: Connection timed out", "switched on"),
+        ("ssh: connect to host b port 22: Connection refused", "ssh service"),
+        ("Host key verification failed.", "accept its key"),
+        ("/usr/bin/python3: No module named paceline", "paceline hosts setup"),
+        ("[Errno 2] No such file or directory: 'ssh'", "ssh client on this machine"),
+    ],
+)
+def test_what_ssh_says_comes_with_a_remedy(words: str, remedy: str) -> None:
+    found = with_remedy(words)
+    assert found.startswith(words)
+    assert remedy in found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ def examine(text: str, config_path: Path | None, *, as_json: bool) -> int:
             if "error" in answer
         }
     )
-    odd += _different_mpi(found)
+    odd += _different_mpi(found) + _not_as_here(found)
     report = {
         "hosts": [_facts(host, found, links) for host in hosts],
         "data": config.workload.data,
@@ -74,6 +75,18 @@ def _different_mpi(found: Inspection) -> list[str]:
         " torchrun over Gloo; install the same on all hosts to use --engine mpi"
         for name, kind in kinds.items()
         if kind != kinds[having]
+    ]
+
+
+def _not_as_here(found: Inspection) -> list[str]:
+    """Hosts agree with each other or training refuses them; this machine only starts them."""
+    own = metadata.version("paceline")
+    versions = {name: facts["versions"].get("paceline") for name, facts in found.facts.items()}
+    return [
+        f"host {name} has Paceline {version} but this machine has {own}: `paceline hosts setup`"
+        " makes them equal"
+        for name, version in versions.items()
+        if version != own
     ]
 
 

@@ -79,7 +79,8 @@ def setup(**options: Any) -> None:
         raise UserError("\n".join(wrong))
     if not recipe.dry:
         changed = sum(each.changed for each in ready)
-        click.echo(f"{len(ready)} hosts ready, {changed} of them changed")
+        many = "s" if len(ready) > 1 else ""
+        click.echo(f"{len(ready)} host{many} ready, {changed} changed")
 
 
 def _recipe(folder: Path, options: dict[str, Any]) -> Recipe:

@@ -26,6 +26,7 @@ CLOCK_SECONDS = 30.0
 _MUST_AGREE = ("paceline", "torch", "python")
 _REMEDIES = (
     # What ssh or Python says last -> what to do about it.
+    ("directory: 'ssh'", "install the ssh client on this machine"),
     ("No module named", "its Python lacks Paceline: set `python` in hosts.toml, or set the host"
      " up with `paceline hosts setup`"),
     ("Permission denied", "ssh asks no password here: put your key there with ssh-copy-id, and the"
@@ -229,7 +230,7 @@ def inspect_hosts(hosts: tuple[Host, ...], wanted: dict[str, Any]) -> Inspection
                 words = [python, "-m", "paceline.launch.checks", json.dumps(wanted)]
                 asked.append(Asked(host, words))
             except OSError as error:
-                failures[host.name] = str(error)
+                failures[host.name] = with_remedy(str(error))
         facts = collect(asked, failures)
         now = time.time()
         for name, found in facts.items():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.launch.inspection import Asked, collect
+from paceline.launch.inspection import Asked, collect, with_remedy
 from paceline.schema.hosts import Host
 
 SECONDS = 0.4
@@ -144,7 +144,7 @@ def measure_links(
             try:
                 asked.append(Asked(host, [python, "-m", "paceline.launch.links", token]))
             except OSError as error:
-                failures[host.name] = str(error)
+                failures[host.name] = with_remedy(str(error))
         ports = {name: answer["port"] for name, answer in collect(asked, failures).items()}
         able = [each for each in asked if each.host.name in ports]
         clocks = {each.host.name: ahead for each in able if (ahead := _clock(each)) is not None}

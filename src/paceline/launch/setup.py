@@ -80,9 +80,13 @@ class Recipe:
     @property
     def state(self) -> str:
         """What the mark of a finished environment says."""
-        wheel = hashlib.sha256(self.paceline.read_bytes()).hexdigest()
-        parts = [_minor(), self.packages, wheel, *self.requirements]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+        return hashlib.sha256(self.package_state.encode() + self.paceline.read_bytes()).hexdigest()
+
+    @property
+    def package_state(self) -> str:
+        """The same without Paceline itself, which changes more often."""
+        parts = [_minor(), self.packages, *self.requirements]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,18 +122,24 @@ class HostSetup:
             return Ready(host=ready, changed=False)
         self.refuse(found)
         note = {"base": found["python"], "site": found["site"]}
+        # Cleared before anything is touched, so that what was interrupted is done again.
+        packages = {"packages": self.recipe.package_state}
+        has_packages = found["environment"] and mark and mark.get("packages") in packages.values()
+        begun = note | {"state": "begun"} | (packages if has_packages else {})
         place = shlex.quote(target)
         self.step(
             f"environment {target} with {found['python']}",
-            f"mkdir -p {place} && {_write(f'{target}/{MARK}', note | {'state': 'begun'})}"
+            f"mkdir -p {place} && {_write(f'{target}/{MARK}', begun)}"
             f" && {shlex.quote(found['python'])} -m venv {place}",
         )
-        self.send_wheels(target)
-        self.install(target, found["site"])
+        self.send_wheels(target, () if has_packages else self.recipe.wheels)
+        if self.recipe.packages == "install" and not has_packages:
+            self.install_packages(target)
+        self.install_paceline(target, found["site"])
         self.step(
             "done",
             f"rm -rf {place}/wheels && "
-            + _write(f"{target}/{MARK}", note | {"state": self.recipe.state}),
+            + _write(f"{target}/{MARK}", note | packages | {"state": self.recipe.state}),
         )
         return Ready(host=ready, changed=True)
 
@@ -176,8 +186,8 @@ class HostSetup:
                 " --wheelhouse out there, or make one on such a machine"
             )
 
-    def send_wheels(self, target: str) -> None:
-        wheels = (self.recipe.paceline, *self.recipe.wheels)
+    def send_wheels(self, target: str, others: tuple[Path, ...]) -> None:
+        wheels = (self.recipe.paceline, *others)
         size = sum(path.stat().st_size for path in wheels) / 1e6
         place = shlex.quote(f"{target}/wheels")
         words = ["tar", "-cf", "-"]
@@ -189,24 +199,25 @@ class HostSetup:
             source=words,
         )
 
-    def install(self, target: str, site: str) -> None:
+    def install_packages(self, target: str) -> None:
         recipe = self.recipe
-        pip = f"{shlex.quote(target)}/bin/python -m pip install --quiet --no-deps"
-        pip += " --disable-pip-version-check"
-        if recipe.packages == "install":
-            wheels = ["--find-links", f"{target}/wheels"]
-            groups = [(["--no-index"], list(recipe.requirements))]
-            if not recipe.offline:
-                groups = by_index(recipe.requirements, recipe.index)
-            origin = "the copied wheels" if recipe.offline else "the internet"
-            self.step(
-                f"{len(recipe.requirements)} packages from {origin}",
-                " && ".join(
-                    f"{pip} {shlex.join([*wheels, *more, *names])}" for more, names in groups
-                ),
-            )
+        wheels = ["--find-links", f"{target}/wheels"]
+        groups = [(["--no-index"], list(recipe.requirements))]
+        if not recipe.offline:
+            groups = by_index(recipe.requirements, recipe.index)
+        origin = "the copied wheels" if recipe.offline else "the internet"
+        self.step(
+            f"{len(recipe.requirements)} packages from {origin}",
+            " && ".join(
+                f"{_pip(target)} {shlex.join([*wheels, *options, *names])}"
+                for options, names in groups
+            ),
+        )
+
+    def install_paceline(self, target: str, site: str) -> None:
+        recipe = self.recipe
         wheel = shlex.quote(f"{target}/wheels/{recipe.paceline.name}")
-        script = f"{pip} --no-index --force-reinstall {wheel}"
+        script = f"{_pip(target)} --no-index --force-reinstall {wheel}"
         if recipe.packages == "there":
             packages = f"{target}/lib/python{_minor()}/site-packages/paceline-packages.pth"
             script += f" && printf '%s\\n' {shlex.quote(site)} > {shlex.quote(packages)}"
@@ -263,6 +274,11 @@ def run_there(
     if feeding is not None and broken and done.returncode == 0:
         return 1, done.stdout, "tar could not read everything here"
     return done.returncode, done.stdout, done.stderr
+
+
+def _pip(target: str) -> str:
+    python = shlex.quote(f"{target}/bin/python")
+    return f"{python} -m pip install --quiet --no-deps --disable-pip-version-check"
 
 
 def _write(path: str, content: dict[str, str]) -> str:

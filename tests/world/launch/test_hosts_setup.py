@@ -57,7 +57,7 @@ def test_a_bare_host_becomes_ready_and_stays_so(
 
     done = run(lab, *words)
     assert done.returncode == 0, done.stderr
-    assert b"1 hosts ready, 1 of them changed" in done.stdout
+    assert b"1 host ready, 1 changed" in done.stdout
     assert f'python = "{target}/bin/python"' in done.stdout.decode()
     assert sorted(path.name for path in (there / "mnist").iterdir()) == sorted(
         f"{name}.gz" for name in FILES
@@ -73,7 +73,7 @@ def test_a_bare_host_becomes_ready_and_stays_so(
     done = run(lab, *words)
     assert done.returncode == 0, done.stderr
     assert b"b: " + str(target).encode() + b" is as it should be: nothing to do" in done.stdout
-    assert b"1 hosts ready, 0 of them changed" in done.stdout
+    assert b"1 host ready, 0 changed" in done.stdout
     assert b"copying" not in done.stdout
     assert files_below(there) == before
 
