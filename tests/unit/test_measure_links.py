@@ -10,11 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from paceline.api import HostsRequest
+from paceline.commands.spread import choose_engine
 from paceline.config.environment import rank_environment
+from paceline.config.hosts import find_hosts
 from paceline.cost.network import allreduce_seconds, slowest_wire
 from paceline.lab import Lab
 from paceline.lab.testing import make_lab
-from paceline.schema import RankContext, decode
+from paceline.launch.session import Order, Session
+from paceline.run import RunDirectory
+from paceline.schema import Plan, RankContext, decode
 from paceline.schema.machines import Machines
 
 __all__ = ["make_lab"]
@@ -63,3 +68,26 @@ def test_bandwidth_is_that_of_the_link(make_lab: Callable[..., Lab], tmp_path: P
     # The cost model, fitted to the curve, gives the curve back.
     seconds = allreduce_seconds(slowest_wire(found, ["a", "b"]), largest.bytes, 2)
     assert seconds == pytest.approx(largest.seconds.median, rel=0.3)
+
+
+@pytest.mark.world_size(2)
+def test_agents_measure_links_and_are_let_go(tmp_path: Path) -> None:
+    hosts = find_hosts("localhost:2")
+    order = Order(
+        run=RunDirectory(tmp_path),
+        hosts=hosts,
+        config='name = "test"\n',
+        plan=lambda session: Plan(),
+        say=lambda text: None,
+        show=lambda text: None,
+        start_seconds=60.0,
+    )
+    found: list[list[Machines]] = []
+    engine = choose_engine(HostsRequest(hosts=hosts, engine="ssh"), None)
+    Session(order, engine).visit(lambda session: found.append(session.links(["x", "y"], "gloo")))
+    ((first, second),) = found
+    assert [(link.first, link.second) for link in first.links] == [("x", "y")]
+    assert first.curves[0].points[-1].bytes == 16 * 2**20
+    assert not second.links
+    assert not second.curves
+    assert not (tmp_path / ".launch").exists()

@@ -136,8 +136,10 @@ def _survey(session: Session, backend: str, *, again: bool, say: Callable[[str],
         for kind in dict.fromkeys(("gloo", backend)):
             say(f"the network between them, over {kind}")
             parts = session.links(names, kind)
-            # Those of the backend in use stand first, and alone as links.
-            links = [link for part in parts for link in part.links]
+            # Links are Gloo's: our MPI sends and receives single messages one after another,
+            # so that both ways at once would look like half of what the wire carries. The
+            # curve of the backend in use stands first.
+            links = links or [link for part in parts for link in part.links]
             curves[:0] = [curve for part in parts for curve in part.curves]
     return Machines(
         made=datetime.now().astimezone().isoformat(timespec="seconds"),
