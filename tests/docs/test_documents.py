@@ -35,7 +35,8 @@ def test_the_python_of_the_readme_trains(tmp_path: Path) -> None:
 
 
 def test_the_settings_of_the_readme_are_settings() -> None:
-    (text,) = blocks(ROOT / "README.md", "toml")
+    text, hosts = blocks(ROOT / "README.md", "toml")
+    assert [host["name"] for host in tomllib.loads(hosts)["host"]] == ["big", "small"]
     assert len([line for line in text.splitlines() if line.strip()]) < 20
     assert config_from(tomllib.loads(text)).train.until.accuracy == 0.98
 

@@ -49,6 +49,9 @@ def train_on_hosts(start: Start) -> int:
         found = check_hosts(request.hosts.in_order, start.config)
         for warning in found.warnings():
             start.say(f"warning: {warning}")
+    if request.engine == "auto" and start.config.exchange.kind == "parameter_server":
+        # Over MPI the loss of one worker ends all; over Gloo the others go on.
+        request = dataclasses.replace(request, engine="torchrun")
     engine = choose_engine(request, found)
     nodes = len(request.hosts.places)
     start.say(f"{nodes} node{'s' if nodes > 1 else ''} by {engine.name}, over {engine.backend}")
@@ -125,7 +128,7 @@ def plan_nodes(start: Start, session: Session) -> Plan:
         return foreseen(config, session, _stored_plan(start.plan, sites))
     if config.local.strategy != "auto":
         asked = plan_as_asked(config, sites, elementwise=":" not in config.optimizer.name)
-        return foreseen(config, session, partitioned(config, asked))
+        return foreseen(config, session, _settled(config, asked))
     start.say("each host races for its fastest way to train")
     races = session.race(race_batches(config, sites), again=start.again)
     for node, race in races.items():
@@ -135,7 +138,12 @@ def plan_nodes(start: Start, session: Session) -> Plan:
         for warning in race.warnings:
             start.say(f"warning: host {place.host.name}: {warning}")
         start.say(f"race on {place.host.name}{suffix}: {race.decision}")
-    return foreseen(config, session, partitioned(config, plan_from_races(config, sites, races)))
+    return foreseen(config, session, _settled(config, plan_from_races(config, sites, races)))
+
+
+def _settled(config: Config, plan: Plan) -> Plan:
+    """The plan with its servers, if any, and the layers that are split."""
+    return partitioned(config, plan.with_servers(config.exchange.servers))
 
 
 def site_of(session: Session, node: int) -> NodeSite:

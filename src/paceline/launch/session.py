@@ -94,6 +94,10 @@ class Session:
         self.first_ranks = [0] * len(self.places)
         self.training = False
         self.ready: dict[int, Message] = {}
+        self.spare: set[int] = set()
+        """Nodes whose loss the exchange survives."""
+        self.gone: set[int] = set()
+        """Those of them that are lost."""
 
     # --- the whole ------------------------------------------------------------
 
@@ -227,6 +231,9 @@ class Session:
         for number, node in enumerate(plan.nodes):
             self.first_ranks[number] = rank
             rank += node.ranks
+        if plan.servers and self.engine.backend == "gloo":
+            # Workers but the first, which evaluates and saves, may come and go.
+            self.spare = set(range(1, min(plan.servers)))
         self.send_checkpoints()
         port = self.free_port()
         self.control.tell(
@@ -255,10 +262,10 @@ class Session:
 
     def end(self) -> None:
         """End whatever still runs, in order where that is possible."""
-        finished = all(peer.ended for peer in self.control.peers.values())
+        finished = all(peer.ended or node in self.gone for node, peer in self.control.peers.items())
         self.control.tell("bye" if finished and not self.failures else "abort")
         deadline = time.monotonic() + END_SECONDS
-        lost = {node for node, failure in self.failures if isinstance(failure, Lost)}
+        lost = {node for node, failure in self.failures if isinstance(failure, Lost)} | self.gone
         if self.running is not None:
             while time.monotonic() < deadline and not self.running.has_ended():
                 self.control.turn(0.05)
@@ -277,7 +284,7 @@ class Session:
         wanted = set(range(len(self.places))) if nodes is None else nodes
         answers: dict[int, Message] = {}
         deadline = None if seconds is None else time.monotonic() + seconds
-        while wanted - answers.keys():
+        while wanted - answers.keys() - self.gone:
             for node, message in self.pump(0.1):
                 if message["kind"] == kind:
                     answers[node] = message
@@ -290,11 +297,17 @@ class Session:
         """One turn: print what ranks print, pass signals on, raise what went wrong."""
         self.pass_signals_on()
         messages, lost = self.control.turn(seconds)
-        self.failures += [(each.node, each) for each in lost]
+        for each in lost:
+            if each.node in self.spare - self.gone:
+                self.gone.add(each.node)
+                self.order.say(f"{self.lost_sentence(each)}; the others go on")
+        self.failures += [(each.node, each) for each in lost if each.node not in self.spare]
         kept = []
         for node, message in messages:
             if message["kind"] == "line":
                 self.show(node, message)
+            elif message["kind"] == "error" and node in self.spare:
+                self.gone.add(node)
             elif message["kind"] == "error":
                 self.failures.append((node, message))
             elif message["kind"] == "file":
@@ -345,7 +358,7 @@ class Session:
                     self.failures.append((node, message))
         node, cause = min(self.failures, key=lambda failure: _order(failure[1]))
         if isinstance(cause, Lost):
-            raise WorkerError(self.lost_sentence(cause))
+            raise WorkerError(f"{self.lost_sentence(cause)}; the run was ended")
         if self.signals.received and node == 0:  # it had not yet begun to train
             self.interrupt(self.signals.received[0])
         self.raise_report(node, cause["report"])
@@ -362,7 +375,7 @@ class Session:
         else:
             how = f"has not been heard of for {lost.silent_seconds:.0f} s"
             why = "it or its link is down, or it is stopped"
-        return f"{who} {how} in {peer.place}: {why}; the run was ended"
+        return f"{who} {how} in {peer.place}: {why}"
 
     def raise_report(self, node: int, report: dict[str, Any]) -> None:
         """Raise what a node's process has left word of."""
