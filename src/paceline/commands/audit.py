@@ -99,7 +99,13 @@ def _factors(found: Audit) -> list[str]:
     lines = []
     for name, count in found.counts.items():
         factor = found.factors.get(name)
-        if factor is None:
+        if name in found.noisy:
+            low, high = found.noisy[name]
+            lines.append(
+                f"{name}: runs took {low:.2f} to {high:.2f} times what was predicted: they disagree"
+                " too much for a factor; was the machine busy?"
+            )
+        elif factor is None:
             lines.append(f"{name}: {count} of the {ENOUGH} runs that a factor must stand on")
         elif abs(factor - 1) <= SAME:
             lines.append(f"{name}: predictions are right in the middle ({factor:.2f})")

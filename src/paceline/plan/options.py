@@ -149,14 +149,18 @@ def scaled(cost: StepCost, factor: float) -> StepCost:
 
 
 def factor_of(calibration: Mapping[str, float], exchange: Exchange, nodes: int) -> float:
-    """What past runs of this exchange took against what was predicted; 1 where none are known."""
+    """What past runs of this exchange took against what was predicted.
+
+    Where there are none, what runs of one machine took: all exchanges compute alike, and a
+    factor for some of the options alone would tilt the comparison. Else 1.
+    """
     name = calibration_name(
         exchange.kind,
         nodes=nodes,
         partition=bool(exchange.partition),
         asynchronous=exchange.asynchronous,
     )
-    return calibration.get(name, 1.0)
+    return calibration.get(name, calibration.get("alone", 1.0))
 
 
 def workers(team: Sequence[Member], exchange: Exchange) -> tuple[Member, ...]:

@@ -15,6 +15,8 @@ from paceline.errors import RunDirectoryError
 QUANTITIES = ("update_seconds", "images_per_second", "bytes_per_update", "memory_mb")
 ENOUGH = 3
 """Runs of one exchange that a factor must stand on."""
+DISAGREE = 0.3
+"""Quartile distance of the ratios, in parts of their median, above which they are noise."""
 SAME = 0.02
 """A factor this near to 1 changes nothing."""
 
@@ -46,8 +48,10 @@ class Audit:
     worst: dict[str, float]
     """Of the errors' sizes, per quantity."""
     factors: dict[str, float]
-    """Per exchange with enough runs: median of measured over predicted time."""
+    """Per exchange with enough runs that agree: median of measured over predicted time."""
     counts: dict[str, int]
+    noisy: dict[str, tuple[float, float]]
+    """Exchanges whose runs disagree too much for a factor: smallest and largest ratio."""
 
 
 def audit(paths: Sequence[Path]) -> Audit:
@@ -74,18 +78,26 @@ def audit(paths: Sequence[Path]) -> Audit:
     for run in runs:
         if run.ratio is not None and run.compared:
             ratios.setdefault(run.exchange, []).append(run.ratio)
+    enough = {name: values for name, values in ratios.items() if len(values) >= ENOUGH}
+    noisy = {
+        name: (min(values), max(values)) for name, values in enough.items() if _disagree(values)
+    }
     return Audit(
         runs=tuple(runs),
         skipped=skipped,
         mean={key: statistics.fmean(values) for key, values in sizes.items() if values},
         worst={key: max(values) for key, values in sizes.items() if values},
         factors={
-            name: statistics.median(values)
-            for name, values in ratios.items()
-            if len(values) >= ENOUGH
+            name: statistics.median(values) for name, values in enough.items() if name not in noisy
         },
         counts={name: len(values) for name, values in ratios.items()},
+        noisy=noisy,
     )
+
+
+def _disagree(ratios: Sequence[float]) -> bool:
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return high - low > DISAGREE * middle
 
 
 def audited(name: str, summary: dict[str, Any]) -> Audited | str:

@@ -134,14 +134,14 @@ def test_audit_finds_errors_and_what_to_multiply_with(tmp_path: Path) -> None:
     guess = {"update_seconds": 0.1, "exposed_seconds": 0.0, "bytes_per_update": 1000.0}
     paths = [
         past_run(tmp_path, f"run-{n}", predicted=guess, measured=took)
-        for n, took in enumerate((0.1, 0.125, 0.2))
+        for n, took in enumerate((0.12, 0.125, 0.16))
     ]
     two = run(audit.command, *paths[:2])
     assert "2 of the 3 runs" in two.output
     assert calibration() == {}
     looked = json.loads(run(audit.command, "--only-look", "--json", *paths).output)
-    assert looked["mean"]["update_seconds"] == pytest.approx((0 + 0.2 + 0.5) / 3)
-    assert looked["worst"]["update_seconds"] == pytest.approx(0.5)
+    assert looked["mean"]["update_seconds"] == pytest.approx((1 / 6 + 0.2 + 0.375) / 3)
+    assert looked["worst"]["update_seconds"] == pytest.approx(0.375)
     assert looked["mean"]["bytes_per_update"] == 0
     assert calibration() == {}
     result = run(audit.command, *paths)
@@ -154,6 +154,17 @@ def test_audit_finds_errors_and_what_to_multiply_with(tmp_path: Path) -> None:
         (path / "run.json").write_text(json.dumps(summary))
     run(audit.command, *paths)
     assert calibration() == {"allreduce": pytest.approx(1.25)}
+
+
+def test_runs_that_disagree_give_no_factor(tmp_path: Path) -> None:
+    guess = {"update_seconds": 0.1, "exposed_seconds": 0.0}
+    paths = [
+        past_run(tmp_path, f"run-{n}", predicted=guess, measured=took)
+        for n, took in enumerate((0.1, 0.2, 0.3))
+    ]
+    output = " ".join(run(audit.command, *paths).output.split())
+    assert "allreduce: runs took 1.00 to 3.00 times what was predicted" in output
+    assert calibration() == {}
 
 
 def test_audit_leaves_out_what_cannot_be_compared(tmp_path: Path) -> None:
@@ -179,6 +190,9 @@ def test_plans_and_predictions_go_by_past_runs() -> None:
     slower = choose_nodes(found, kinds=kinds, calibration={"allreduce": 1.1})
     ratio = slower.predicted["update_seconds"] / plain.predicted["update_seconds"]
     assert ratio == pytest.approx(1.1)
+    # What one machine took longer, several take longer too.
+    both = choose_nodes(found, kinds=kinds, calibration={"alone": 1.5})
+    assert both.predicted["speedup"] == pytest.approx(plain.predicted["speedup"])
     # Where machines together were always far slower than predicted, one is chosen.
     alone = choose_nodes(found, kinds=kinds, calibration={"allreduce": 5.0})
     assert len(alone.nodes) == 1
