@@ -23,8 +23,11 @@ EXCHANGES: dict[str, tuple[str, ...]] = {
     "allreduce": (),
     "ring": ("exchange.kind=ring",),
     "reduce_broadcast": ("exchange.kind=reduce_broadcast",),
+    "allreduce, partition": ("exchange.kind=allreduce", "exchange.partition=auto"),
+    "parameter_server, sync": ("exchange.kind=parameter_server", "exchange.mode=sync"),
 }
-"""Every exact exchange, with the settings that it needs besides its name."""
+"""Every exact exchange, with the settings that it needs besides its name. With the partition the
+linear layers are split; with parameter_server the last node serves and its share means nothing."""
 
 CELLS: dict[str, list[tuple[str, tuple[float, ...]]]] = {
     "gloo": [
@@ -55,6 +58,16 @@ class Row:
     backend: str
     optimizer: str
     shares: tuple[float, ...]
+
+    @property
+    def kind(self) -> str:
+        """The exchange of the plan."""
+        return self.exchange.partition(",")[0]
+
+    @property
+    def is_split(self) -> bool:
+        """Whether layers are split over nodes."""
+        return self.exchange.endswith("partition")
 
     @property
     def changes(self) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from node_runs import _environment, _mpiexec, free_port, state
 from runs import base_changes
 
 from paceline import api
+from paceline.commands.partitioning import partitioned
 from paceline.config import dump_config, load_config
 from paceline.schema import NodePlan, Plan, write_json
 
@@ -46,6 +47,8 @@ class Run:
     exchange: str
     changes: tuple[str, ...]
     nodes: list[NodePlan]
+    split: bool = False
+    """Split the linear layers that are worth it over the nodes."""
 
 
 def train_series(
@@ -65,6 +68,9 @@ def train_series(
             exchange=run.exchange,
             batch_size=config.workload.global_batch(1),
         )
+        if run.split:
+            plan = partitioned(config, plan)
+            assert plan.feature_layers
         (path / "config.toml").write_text(dump_config(config))
         write_json(path / "plan.json", plan)
         places.append((str(path), free_port(), len(run.nodes)))

@@ -61,7 +61,7 @@ def test_matrix_over_mpi(size: int, alone, tmp_path: Path) -> None:
 
 
 def compare(chosen: list[Row], backend: str, alone, tmp_path: Path) -> None:
-    series = [Run(row.exchange, row.changes, nodes(row.shares)) for row in chosen]
+    series = [Run(row.kind, row.changes, nodes(row.shares), row.is_split) for row in chosen]
     for row, found in zip(chosen, train_series(tmp_path, series, backend=backend), strict=True):
         expected = alone(OPTIMIZERS[row.optimizer])
         try:
