@@ -177,6 +177,10 @@ def _choose(
             allow=allowed_by(config.exchange),
             kinds=kinds_of(config.exchange, split=split),
             buckets=buckets_of(config.exchange),
+            every=config.exchange.every if config.exchange.kind == "averaging" else None,
+            servers=(
+                config.exchange.servers if config.exchange.kind == "parameter_server" else None
+            ),
             calibration=factors,
         )
         plan = plan_from_choice(config, machines, choice, factors)

@@ -13,8 +13,9 @@ from paceline.cost.network import Wire, slowest_wire
 from paceline.cost.partition import choose_modes
 from paceline.cost.step import Member, StepCost, step_cost
 from paceline.plan.candidates import MemoryFormat, Precision
-from paceline.plan.nodes import BUCKETS, NodeChoice
+from paceline.plan.nodes import NodeChoice
 from paceline.plan.options import factor_of, node_memory, scaled
+from paceline.plan.rules import BUCKETS
 from paceline.schema import Config, ExchangeSettings, NodePlan, Plan, Rejected
 from paceline.schema.machines import Host, Machines
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.cost.compute import Portion, UpdateCurve, deviation, host_curve
 from paceline.cost.exchanges import Exchange
 from paceline.cost.model import ModelCost, host_model
 from paceline.cost.network import slowest_wire
-from paceline.cost.overlap import BUCKET
 from paceline.cost.step import Member, StepCost
 from paceline.errors import ConfigError, StrategyError
 from paceline.plan.options import (
@@ -22,13 +21,12 @@ from paceline.plan.options import (
     factor_of,
     node_memory,
 )
+from paceline.plan.rules import BUCKETS, Factors, Rules
 from paceline.schema import NodePlan, Rejected
 from paceline.schema.machines import Host, Level, Machines, WorkloadFacts
 
 SAME = 0.02
 """Differences below this are no differences: fewer machines and the simpler exchange win."""
-BUCKETS = (BUCKET, 2**20, 25 * 2**20, 100 * 2**20)
-"""Bucket sizes that are considered for allreduce, the usual one first."""
 NOT_ASKED = "not among the exchanges to choose from"
 EVERY_COUNT = 32
 """Up to so many machines every number of them is considered; above, powers of two and all."""
@@ -66,30 +64,6 @@ class NodeChoice:
     def feature_layers(self) -> tuple[str, ...]:
         """Names of the layers that are split by feature."""
         return tuple(name for name, mode in self.partition.items() if mode == "feature")
-
-
-Factors = Mapping[str, float]
-"""Per exchange, what past runs took against what was predicted."""
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What may be chosen."""
-
-    allow: Sequence[str] = ()
-    kinds: Sequence[str] | None = None
-    buckets: Sequence[float] = BUCKETS
-
-    def runs(self, option: Option) -> bool:
-        """Whether it is one of the exchanges that can be run, or that were asked for."""
-        wanted = "partition" if option.exchange.partition else option.exchange.kind
-        return self.kinds is None or len(option.hosts) == 1 or wanted in self.kinds
-
-    def allows(self, option: Option) -> bool:
-        """Whether its weights are those of one machine, or others were allowed."""
-        if option.exact or len(option.hosts) == 1:
-            return True
-        return ("async" if option.exchange.asynchronous else option.exchange.kind) in self.allow
 
 
 class _Chooser:
@@ -160,7 +134,8 @@ class _Chooser:
             )
 
         found, sizes = [], self.rules.buckets
-        for exchange in exchanges(self.model, wires["median"], count, batch):
+        for usual in exchanges(self.model, wires["median"], count, batch):
+            exchange = self.rules.as_asked(usual, count)
             tries = [
                 evaluate(
                     self.model,
@@ -197,6 +172,8 @@ def choose_nodes(
     allow: Sequence[str] = (),
     kinds: Sequence[str] | None = None,
     buckets: Sequence[float] = BUCKETS,
+    every: int | None = None,
+    servers: int | None = None,
     calibration: Factors | None = None,
 ) -> NodeChoice:
     """Shares, exchange, partition, and which machines to leave out.
@@ -207,9 +184,10 @@ def choose_nodes(
     names it: "async" or "averaging". `facts` replaces what machines.json says of the workload.
     `kinds` limits the exchanges to those that can be run here: names as in the configuration,
     and "partition" for layers split by feature; all when left out. Others are still
-    predicted, and rejected. `buckets` are the sizes to choose from, the usual one first.
+    predicted, and rejected. `buckets` are the sizes to choose from, the usual one first;
+    `every` and `servers` replace what is usual for averaging and parameter servers.
     """
-    rules = Rules(allow, kinds, buckets)
+    rules = Rules(allow, kinds, buckets, every, servers)
     chooser = _Chooser(machines, facts or machines.workload, rules, calibration or {})
     options = [option for count in chooser.counts() for option in chooser.options(count)]
     allowed = [option for option in options if chooser.may_take(option)]

@@ -198,6 +198,19 @@ def test_plans_and_predictions_go_by_past_runs() -> None:
     assert len(alone.nodes) == 1
 
 
+def test_what_was_asked_for_is_what_is_predicted(tmp_path: Path) -> None:
+    path, output = stored(tmp_path, machines(*light("a", "b", "c"))), tmp_path / "plan.json"
+    asked = ("--set", 'exchange.kind="averaging"', "--set", "exchange.every=4")
+    result = run(plan.command, "--machines", path, "--output", output, *WHOLE, *asked)
+    assert "Exchange: averaging every 4" in result.output
+    assert read_json(Plan, output).exchange == "averaging"
+    asked = ("--set", 'exchange.kind="parameter_server"', "--set", "workload.batch_size=4096")
+    run(plan.command, "--machines", path, "--output", output, *WHOLE, *asked)
+    made = read_json(Plan, output)
+    assert [node.role for node in made.nodes] == ["worker", "worker", "server"]
+    assert made.with_servers(1) == made
+
+
 def test_measurements_in_words() -> None:
     found = machines(*light("a", "b"))
     assert measure.describe_host(found.hosts[0]).startswith("a: 2 cores")
