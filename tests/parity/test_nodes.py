@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 from node_runs import metrics, state, train_nodes
+from node_series import Run, train_series
 from runs import assert_same, train_weights
 
 from paceline.schema import NodePlan
 
 SGD = ("optimizer.name=sgd", "optimizer.momentum=0.9", "optimizer.learning_rate=0.05")
-ADAM = ("optimizer.name=adam",)
 
 
 @pytest.fixture(scope="session")
@@ -33,31 +33,24 @@ def alone(tmp_path_factory: pytest.TempPathFactory):
     return train
 
 
-SHARES = {
-    "equal": [1.0, 1.0],
-    "2:1": [2.0, 1.0],
-    "4:1": [4.0, 1.0],
-    "20:1": [20.0, 1.0],
-    "one without": [1.0, 0.0],
-    "four": [3.0, 1.0, 2.0, 1.0],
-}
+SHARES = [(2.0, 1.0), (4.0, 1.0), (20.0, 1.0)]
+"""Equal shares, a node without any, and four nodes are in the matrix of exchanges."""
 
 
-@pytest.mark.parametrize("shares", SHARES.values(), ids=SHARES.keys())
-def test_shares(shares: list[float], alone, tmp_path: Path) -> None:
-    nodes = [NodePlan(share=share) for share in shares]
-    found = train_nodes(tmp_path / "run", nodes, *SGD)
-    assert_same(found, alone(SGD))
-    line = metrics(tmp_path / "run")[0]
-    assert line["bytes_sent"] > 0
-    assert len(line["shares"]) == len(shares)
+def test_shares(alone, tmp_path: Path) -> None:
+    runs = [Run("allreduce", SGD, [NodePlan(share=s) for s in shares]) for shares in SHARES]
+    for number, found in enumerate(train_series(tmp_path, runs)):
+        assert_same(found, alone(SGD))
+        line = metrics(tmp_path / f"run-{number}")[0]
+        assert line["bytes_sent"] > 0
+        assert line["shares"] == pytest.approx(
+            [s / sum(SHARES[number]) for s in SHARES[number]], abs=1e-3
+        )
 
 
 LOCAL = {
-    "threads": NodePlan(strategy="threads", threads=2),
     "replicas": NodePlan(strategy="replicas", replicas=2),
     "processes": NodePlan(strategy="processes", processes=2),
-    "pipeline": NodePlan(strategy="pipeline", stages=2, micro_batches=2),
     "hybrid": NodePlan(strategy="hybrid", replicas=2, stages=2, micro_batches=1),
 }
 
@@ -67,14 +60,6 @@ def test_local_strategies_of_nodes(name: str, alone, tmp_path: Path) -> None:
     """A node with ranks of its own beside one that has a single rank."""
     found = train_nodes(tmp_path / "run", [LOCAL[name], NodePlan()], *SGD)
     assert_same(found, alone(SGD))
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize("nodes", [2, 4])
-def test_mpi(nodes: int, alone, tmp_path: Path) -> None:
-    plans = [NodePlan(share=1.0 + number) for number in range(nodes)]
-    found = train_nodes(tmp_path / "run", plans, *ADAM, backend="mpi4py")
-    assert_same(found, alone(ADAM), atol=1e-4)
 
 
 @pytest.mark.mpi

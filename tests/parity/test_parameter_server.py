@@ -62,13 +62,3 @@ def test_adam_over_two_servers(alone, tmp_path: Path) -> None:
     changes = (*ADAM, "exchange.servers=2")
     found = train_nodes(tmp_path / "run", nodes, *changes, exchange="parameter_server")
     assert_same(found, alone(ADAM), atol=1e-4)
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize("nodes", [2, 4])
-def test_mpi(nodes: int, alone, tmp_path: Path) -> None:
-    plans = workers(*(1.0 + number for number in range(nodes - 1)))
-    found = train_nodes(
-        tmp_path / "run", plans, *ADAM, exchange="parameter_server", backend="mpi4py"
-    )
-    assert_same(found, alone(ADAM), atol=1e-4)

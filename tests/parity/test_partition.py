@@ -368,13 +368,6 @@ def alone(folder: Path, *changes: str) -> dict[str, torch.Tensor]:
     return state(next(folder.iterdir()))
 
 
-@pytest.mark.mpi
-def test_run_over_mpi(tmp_path: Path) -> None:
-    nodes = [NodePlan(share=3.0), NodePlan(share=1.0)]
-    found = train_nodes(tmp_path / "run", nodes, *ADAM, backend="mpi4py", feature_layers=BOTH)
-    assert_same(found, alone(tmp_path, *ADAM), atol=1e-4)
-
-
 def test_checkpoint_goes_on_in_one_process(tmp_path: Path) -> None:
     """One epoch on two nodes, another one without the second node and without a partition."""
     # The rate must not depend on the number of epochs.
