@@ -86,7 +86,8 @@ def plan_from_choice(
 def _real_name(names: Mapping[str, str], name: str) -> str:
     """Of the host; machines.json tells slots of one host apart by other names."""
     real = names[name]
-    return name if real == "localhost" else real
+    # A machine that measured itself calls its node by the plan's default name.
+    return name if real == "localhost" and not name.startswith(real) else real
 
 
 def _numerics(hosts: Sequence[Host]) -> tuple[str, str]:

@@ -79,6 +79,20 @@ def test_a_machine_that_hurts_is_left_out_and_training_does_without_it(tmp_path:
     assert hosts_of_plan(find_hosts("a,c"), made) == find_hosts("a,c")  # said elsewhere
 
 
+def test_slots_of_one_host_keep_its_name_and_their_cores(tmp_path: Path) -> None:
+    slots = [
+        dataclasses.replace(each, node=NodePlan(host="localhost", cores=(number,)))
+        for number, each in enumerate(light("localhost-0", "localhost-1"))
+    ]
+    path, output = stored(tmp_path, machines(*slots)), tmp_path / "plan.json"
+    run(plan.command, "--machines", path, "--output", output, *WHOLE)
+    made = read_json(Plan, output)
+    assert [(node.host, node.cores) for node in made.nodes] == [
+        ("localhost", (0,)),
+        ("localhost", (1,)),
+    ]
+
+
 def test_measured_for_something_else(tmp_path: Path) -> None:
     path = stored(tmp_path, machines(*light("a", "b")))
     with pytest.raises(Exception, match="measured for shallow_cnn on digits"):
