@@ -23,7 +23,7 @@ from paceline.config import dump_config
 from paceline.config.environment import cache_root
 from paceline.cost.memory import Footprint, estimate_mb
 from paceline.errors import PacelineError, StrategyError, WorkerError
-from paceline.local.cores import quota_cores, usable_cores
+from paceline.local.cores import quota_cores, usable_cores, visible_cores
 from paceline.measure.contest import Contest, pick
 from paceline.measure.race_rank import RaceResult, RaceTask
 from paceline.plan.candidates import candidate, structures, variants
@@ -301,8 +301,13 @@ def available_mb() -> float:
 
 
 def busy_cores(seconds: float = 0.4) -> float:
-    """Part of all cores that anything used just now, while we sleep."""
-    return float(psutil.cpu_percent(interval=seconds)) / 100.0
+    """Part of the cores we may use that anything used just now, while we sleep.
+
+    Other cores do not matter: several hosts may be emulated on one machine, a core each.
+    """
+    used: list[float] = psutil.cpu_percent(interval=seconds, percpu=True)
+    own = [used[core] for core in visible_cores() if core < len(used)] or used
+    return sum(own) / len(own) / 100.0
 
 
 def _warnings(busy: float, candidates: list[Candidate]) -> tuple[str, ...]:
