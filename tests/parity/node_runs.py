@@ -88,15 +88,17 @@ def _environment(node: int, nodes: int, port: int, backend: str) -> dict[str, st
 
 
 def _run_plain(folder: Path, nodes: int, port: int, timeout: float) -> None:
+    command = [sys.executable, "-c", _NODE, str(folder)]
+    run_all([(command, _environment(node, nodes, port, "gloo")) for node in range(nodes)], timeout)
+
+
+def run_all(commands: list[tuple[list[str], dict[str, str]]], timeout: float) -> None:
+    """Run commands side by side, each in its environment; all must end well."""
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", _NODE, str(folder)],
-            env=_environment(node, nodes, port, "gloo"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        for node in range(nodes)
+        for command, environment in commands
     ]
     try:
         outputs = [process.communicate(timeout=timeout)[0] for process in processes]
@@ -104,8 +106,8 @@ def _run_plain(folder: Path, nodes: int, port: int, timeout: float) -> None:
         for process in processes:
             process.kill()
             process.wait()
-    for node, (process, output) in enumerate(zip(processes, outputs, strict=True)):
-        assert process.returncode == 0, f"node {node}:\n{output}"
+    for number, (process, output) in enumerate(zip(processes, outputs, strict=True)):
+        assert process.returncode == 0, f"process {number}:\n{output}"
 
 
 def _run_mpi(folder: Path, nodes: int, port: int, timeout: float) -> None:

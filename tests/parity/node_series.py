@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from node_runs import _environment, _mpiexec, free_port, state
+from node_runs import _environment, _mpiexec, free_port, run_all, state
 from runs import base_changes
 
 from paceline import api
@@ -80,26 +79,5 @@ def train_series(
         commands = [([*_mpiexec(size), *command], 0)]
     else:
         commands = [(command, node) for node in range(size)]
-    _run_all(commands, size, backend, timeout)
+    run_all([(each, _environment(n, size, 0, backend)) for each, n in commands], timeout)
     return [state(Path(path)) for path, _, _ in places]
-
-
-def _run_all(commands: list[tuple[list[str], int]], size: int, backend: str, limit: float) -> None:
-    processes = [
-        subprocess.Popen(
-            command,
-            env=_environment(node, size, 0, backend),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for command, node in commands
-    ]
-    try:
-        outputs = [process.communicate(timeout=limit)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    for number, (process, output) in enumerate(zip(processes, outputs, strict=True)):
-        assert process.returncode == 0, f"process {number}:\n{output}"

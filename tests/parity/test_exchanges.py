@@ -6,16 +6,15 @@ of them smaller; only the order of additions differs.
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from exchange_matrix import OPTIMIZERS, TOLERANCES, Row, rows, table
-from node_runs import metrics, state
+from node_runs import metrics
 from node_series import Run, train_series
-from runs import assert_same, base_changes, train_weights
+from runs import assert_same, base_changes
 
 from paceline import api
 from paceline.config import load_config
@@ -31,19 +30,6 @@ PLAIN = (
     "optimizer.schedule=constant",
     "optimizer.warmup=0.0",
 )
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory):
-    """Weights and optimizer state of one process, by settings."""
-
-    @cache
-    def train(changes: tuple[str, ...]) -> dict[str, torch.Tensor]:
-        folder = tmp_path_factory.mktemp("alone")
-        train_weights(folder, *changes)
-        return state(next(folder.iterdir()))
-
-    return train
 
 
 def nodes(shares: tuple[float, ...]) -> list[NodePlan]:

@@ -6,31 +6,16 @@ them smaller; only the order of additions differs.
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
-from node_runs import metrics, state, train_nodes
+from node_runs import metrics, train_nodes
 from node_series import Run, train_series
-from runs import assert_same, train_weights
+from runs import assert_same
 
 from paceline.schema import NodePlan
 
 SGD = ("optimizer.name=sgd", "optimizer.momentum=0.9", "optimizer.learning_rate=0.05")
-
-
-@pytest.fixture(scope="session")
-def alone(tmp_path_factory: pytest.TempPathFactory):
-    """Weights and optimizer state of one process, by settings."""
-
-    @cache
-    def train(changes: tuple[str, ...]) -> dict[str, torch.Tensor]:
-        folder = tmp_path_factory.mktemp("alone")
-        train_weights(folder, *changes)
-        return state(next(folder.iterdir()))
-
-    return train
 
 
 SHARES = [(2.0, 1.0), (4.0, 1.0), (20.0, 1.0)]

@@ -5,31 +5,16 @@ Tolerance as in test_nodes.py: only the order of additions differs.
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
-from node_runs import metrics, state, train_nodes
-from runs import assert_same, train_weights
+from node_runs import metrics, train_nodes
+from runs import assert_same
 
 from paceline.schema import NodePlan
 
 SGD = ("optimizer.name=sgd", "optimizer.momentum=0.9", "optimizer.learning_rate=0.05")
 ADAM = ("optimizer.name=adam", "optimizer.schedule=linear", "optimizer.warmup=0.4")
-
-
-@pytest.fixture(scope="session")
-def alone(tmp_path_factory: pytest.TempPathFactory):
-    """Weights and optimizer state of one process, by settings."""
-
-    @cache
-    def train(changes: tuple[str, ...]) -> dict[str, torch.Tensor]:
-        folder = tmp_path_factory.mktemp("alone")
-        train_weights(folder, *changes)
-        return state(next(folder.iterdir()))
-
-    return train
 
 
 def workers(*shares: float, servers: int = 1) -> list[NodePlan]:
