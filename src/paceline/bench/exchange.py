@@ -13,6 +13,7 @@ from paceline.schema import NodePlan, Plan
 
 STOCK = "stock DDP"
 PARTITION = "partition"
+LATE = "allreduce, no overlap"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,7 @@ MODELS = {
 EXCHANGES = (
     STOCK,
     "allreduce",
+    LATE,
     "allreduce bf16",
     "ring",
     "reduce_broadcast",
@@ -101,8 +103,10 @@ def _trial(model: Model, kind: str, spec: LabSpec, updates: int) -> Trial:
     settings = model.settings()
     exchange, _, compression = kind.partition(" ")
     nodes = [NodePlan(host=host.name) for host in spec.hosts]
-    if kind in (STOCK, PARTITION):
+    if kind in (STOCK, PARTITION, LATE):
         exchange, compression = "allreduce", ""
+    if kind == LATE:
+        settings["exchange.overlap"] = False
     settings["exchange.partition"] = "auto" if kind == PARTITION else "none"
     if compression:
         settings["exchange.compression"] = compression

@@ -105,7 +105,7 @@ class Summing(Exchange):
             self._weights,
             self.sum,
             capacity=int(self.setting.options.bucket_mb * 2**20),
-            overlap=self.setting.overlap,
+            overlap=self.setting.overlap and self.setting.options.overlap,
         )
 
     def finish(self) -> bool:

@@ -220,6 +220,8 @@ class ExchangeSettings:
     """With partition = "manual": names of the linear layers that are split by feature."""
     bucket_mb: float = rule(default=8.0, minimum=0.001)
     """Megabytes of gradient that leave together."""
+    overlap: bool = True
+    """Send gradients while the backward pass still runs; false only to see what that gains."""
     compression: Literal["none", "bf16", "powersgd"] = "none"
     """Fewer bytes for allreduce, with error feedback; changes results."""
     rank: int = rule(default=2, minimum=1)

@@ -164,8 +164,10 @@ class Trainer:
             self.job.exchange.begin(
                 update=update, rate=self.rate_factor, samples=len(batch.targets), total=batch.total
             )
+        start, waited = time.perf_counter(), self.team.waited
         with recorder.span("compute"):
             result = self.strategy.update(batch.inputs, batch.targets, total, update)
+        self.team.note_busy(time.perf_counter() - start - (self.team.waited - waited))
         self.team.note(result.loss_sum, result.correct, result.samples)
         self.tally.add(loss_sum=result.loss_sum, correct=result.correct, samples=result.samples)
         self.tally.read_seconds += batch.wait_seconds
@@ -175,7 +177,9 @@ class Trainer:
         self.position = dataclasses.replace(
             self.position, step=self.position.step + 1, update=update + 1
         )
-        self.view.advance(images=batch.total, loss=loss)
+        slowest = self.team.slowest
+        host = "" if slowest is None else self.task.plan.nodes[slowest].host
+        self.view.advance(images=batch.total, loss=loss, slowest=host)
         self.say_news()
 
     def say_news(self) -> None:

@@ -18,7 +18,7 @@ class View(Protocol):
     """Where the loop reports to."""
 
     def start_epoch(self, epoch: int, epochs: int, steps: int, done: int) -> None: ...
-    def advance(self, *, images: int, loss: float | None) -> None: ...
+    def advance(self, *, images: int, loss: float | None, slowest: str = "") -> None: ...
     def end_epoch(self, line: dict[str, Any], epochs: int) -> None: ...
     def say(self, text: str) -> None: ...
     def close(self) -> None: ...
@@ -30,7 +30,7 @@ class SilentView:
     def start_epoch(self, epoch: int, epochs: int, steps: int, done: int) -> None:
         pass
 
-    def advance(self, *, images: int, loss: float | None) -> None:
+    def advance(self, *, images: int, loss: float | None, slowest: str = "") -> None:
         pass
 
     def end_epoch(self, line: dict[str, Any], epochs: int) -> None:
@@ -52,9 +52,12 @@ class _Speed:
         self.updates = 0
         self.updates_left = updates_left
         """Of the whole training."""
+        self.slowest = ""
+        """The host that the others wait for, where there are several."""
         self.loss: float | None = None
 
-    def add(self, images: int, loss: float | None) -> None:
+    def add(self, images: int, loss: float | None, slowest: str = "") -> None:
+        self.slowest = slowest
         self.images += images
         self.updates += 1
         if loss is not None:
@@ -65,7 +68,8 @@ class _Speed:
         seconds = max(1e-9, time.monotonic() - self.start)
         loss = "" if self.loss is None else f"  loss {self.loss:.4f}"
         left = (self.updates_left - self.updates) * seconds / max(1, self.updates)
-        return f"{self.images / seconds:,.0f} images/s{loss}  {_duration(left)} left"
+        slow = f"  slowest {self.slowest}" if self.slowest else ""
+        return f"{self.images / seconds:,.0f} images/s{loss}  {_duration(left)} left{slow}"
 
 
 class PlainView:
@@ -81,8 +85,8 @@ class PlainView:
         self._epoch, self._epochs, self._steps, self._done = epoch, epochs, steps, done
         self._said = time.monotonic()
 
-    def advance(self, *, images: int, loss: float | None) -> None:
-        self._speed.add(images, loss)
+    def advance(self, *, images: int, loss: float | None, slowest: str = "") -> None:
+        self._speed.add(images, loss, slowest)
         self._done += 1
         if time.monotonic() - self._said >= LINE_SECONDS:
             self._said = time.monotonic()
@@ -124,8 +128,8 @@ class LiveView:
             self._task, description=f"epoch {epoch}/{epochs}", total=steps, completed=done, speed=""
         )
 
-    def advance(self, *, images: int, loss: float | None) -> None:
-        self._speed.add(images, loss)
+    def advance(self, *, images: int, loss: float | None, slowest: str = "") -> None:
+        self._speed.add(images, loss, slowest)
         now = time.monotonic()
         if now - self._shown > 0.2:
             self._shown = now

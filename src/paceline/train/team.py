@@ -31,6 +31,9 @@ class Team:
         self._requested = False
         self._flag: tuple[torch.Tensor, Pending] | None = None
         self._stop_at: int | None = None
+        self._seconds = 0.0
+        self.busy = [0.0] * context.nodes
+        """Seconds that an update takes each node, waiting left out, smoothed."""
 
     @property
     def is_first(self) -> bool:
@@ -79,6 +82,21 @@ class Team:
         if self.board is not None and self.context.nodes == 1:
             self.board.request_stop()
 
+    @property
+    def waited(self) -> float:
+        """Seconds for which this node has stood still for others in this epoch."""
+        return 0.0 if self.network is None else self.network.traffic.waited
+
+    def note_busy(self, seconds: float) -> None:
+        """What the last update took this node, waiting for other nodes left out."""
+        self._seconds = seconds
+
+    @property
+    def slowest(self) -> int | None:
+        """The node whose updates take longest, as far as this rank knows."""
+        longest = max(self.busy, default=0.0)
+        return self.busy.index(longest) if longest > 0 else None
+
     def should_stop(self, updates_done: int) -> bool:
         """True when all ranks stop after this update; all ranks ask after every update."""
         if self.context.nodes > 1:
@@ -88,17 +106,22 @@ class Team:
         return self._requested
 
     def _should_stop_together(self, updates_done: int) -> bool:
-        """The wish to stop travels while the next update is computed."""
+        """The wish to stop, and each node's time, travel while the next update is computed."""
         if self.network is not None and self._stop_at is None:
             if self._flag is not None:
                 flag, pending = self._flag
                 pending.wait()
+                self.busy = [
+                    0.9 * old + 0.1 * float(new)
+                    for old, new in zip(self.busy, flag[1:], strict=True)
+                ]
                 if float(flag[0]) > 0:
                     # Other ranks of this node may be an update ahead of the leader.
                     self._stop_at = updates_done + 2
                     if self.board is not None:
                         self.board.stop_at(self._stop_at)
-            flag = torch.tensor([float(self._requested)])
+            flag = torch.zeros(1 + self.context.nodes)
+            flag[0], flag[1 + self.context.node] = float(self._requested), self._seconds
             self._flag = (flag, self.network.sum(flag, "the wish to stop"))
         if self.board is not None:
             return self.board.should_stop(updates_done)
