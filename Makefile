@@ -7,13 +7,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: train test check format bench bench-local clean
+.PHONY: train test test-slow check format bench bench-local clean
 
 train: $(READY)
 	$(BIN)/paceline train
 
 test: $(READY)
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow $(PYTEST_FLAGS)
 
 check: $(READY)
 	$(BIN)/ruff check .

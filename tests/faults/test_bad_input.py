@@ -258,7 +258,7 @@ def test_other_settings_do_not_get_the_plan_of_the_run(
     assert state["batch_size"] == 8
 
 
-@pytest.mark.parametrize("strategy", ["threads", "processes"])
+@pytest.mark.parametrize("strategy", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
 def test_a_reader_of_the_output_that_leaves(
     strategy: str, training: Callable[..., Training], start_cli: StartCli, call_cli: RunCli
 ) -> None:

@@ -46,7 +46,7 @@ def kill_until_done(start_cli: StartCli, subject: Training, kills: int, seed: in
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("strategy", ["threads", "processes"])
+@pytest.mark.parametrize("strategy", [pytest.param("threads", marks=pytest.mark.slow), "processes"])
 def test_weights_and_metrics_are_those_of_an_uninterrupted_run(
     strategy: str, tmp_path: Path, start_cli: StartCli, whole: Callable[[str], Training]
 ) -> None:

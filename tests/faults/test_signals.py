@@ -64,7 +64,7 @@ def test_a_second_ctrl_c_ends_at_once(strategy: str, tmp_path: Path, start_cli: 
     ("strategy", "number", "codes"),
     [
         ("threads", signal.SIGTERM, (143, -signal.SIGTERM)),
-        ("processes", signal.SIGINT, (130,)),
+        ("processes", signal.SIGINT, (130, -signal.SIGINT)),
         ("processes", signal.SIGTERM, (143, -signal.SIGTERM)),
     ],
 )

@@ -34,7 +34,6 @@ CELLS: dict[str, list[tuple[str, tuple[float, ...]]]] = {
         ("sgd, momentum", (1, 1)),
         ("adam", (3, 1)),
         ("sgd, momentum", (1, 0)),
-        ("sgd, momentum", (2, 1, 1)),
         ("adam", (1, 1, 1, 1)),
         ("sgd, momentum", (3, 1, 2, 1)),
     ],

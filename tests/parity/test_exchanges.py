@@ -139,6 +139,7 @@ MARGIN = 0.05
 """How much of the exact run's test accuracy on digits a run that is not exact may lack."""
 
 
+@pytest.mark.slow
 def test_inexact_exchanges_learn_digits(tmp_path: Path) -> None:
     """Compression with error feedback and local SGD end near exact training."""
     compressed = "exchange.compression"

@@ -40,7 +40,10 @@ LOCAL = {
 }
 
 
-@pytest.mark.parametrize("name", LOCAL)
+@pytest.mark.parametrize(
+    "name",
+    ["processes", *(pytest.param(name, marks=pytest.mark.slow) for name in ("replicas", "hybrid"))],
+)
 def test_local_strategies_of_nodes(name: str, alone, tmp_path: Path) -> None:
     """A node with ranks of its own beside one that has a single rank."""
     found = train_nodes(tmp_path / "run", [LOCAL[name], NodePlan()], *SGD)

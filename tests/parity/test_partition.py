@@ -380,6 +380,7 @@ def test_checkpoint_goes_on_in_one_process(tmp_path: Path) -> None:
     assert_same(train_nodes(run, [NodePlan()], *changes, "train.epochs=2"), expected)
 
 
+@pytest.mark.slow
 def test_dropout_has_a_state_per_shard_and_repeats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,10 +96,12 @@ def test_two_stages(tmp_path: Path) -> None:
     assert all(bool(tensor.isfinite().all()) for tensor in resnet.values())
 
 
+@pytest.mark.slow
 def test_three_stages(tmp_path: Path) -> None:
     compare(THREE_STAGES, run_cases(tmp_path, THREE_STAGES))
 
 
+@pytest.mark.slow
 def test_rows_of_stages(tmp_path: Path) -> None:
     compare(ROWS, run_cases(tmp_path, ROWS))
 

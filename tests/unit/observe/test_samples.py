@@ -56,7 +56,7 @@ def test_parts_of_the_machine_sum_to_one() -> None:
 def test_memory_and_threads_grow_with_what_is_taken() -> None:
     sampler = ResourceSampler()
     before = sampler(0.0)
-    block = bytearray(os.urandom(1)) * 64_000_000
+    block = bytearray(os.urandom(1)) * 200_000_000
     release = threading.Event()
     threads = [threading.Thread(target=release.wait) for _ in range(3)]
     for thread in threads:
@@ -65,9 +65,9 @@ def test_memory_and_threads_grow_with_what_is_taken() -> None:
     release.set()
     for thread in threads:
         thread.join()
-    assert after.resident - before.resident > 50_000_000
+    assert after.resident - before.resident > 100_000_000
     assert after.threads - before.threads == 3
-    assert len(block) == 64_000_000
+    assert len(block) == 200_000_000
 
 
 def test_traffic_over_the_loopback_is_counted() -> None:

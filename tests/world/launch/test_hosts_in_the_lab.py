@@ -82,7 +82,11 @@ def wait_for(text: str, process: LabProcess, log: Path, seconds: float = 100.0) 
 
 @pytest.mark.parametrize(
     ("engine", "fault"),
-    [pytest.param("mpi", "kill", marks=pytest.mark.mpi), ("ssh", "kill"), ("ssh", "shutdown")],
+    [
+        pytest.param("mpi", "kill", marks=pytest.mark.mpi),
+        pytest.param("ssh", "kill", marks=pytest.mark.slow),
+        pytest.param("ssh", "shutdown", marks=pytest.mark.slow),
+    ],
 )
 def test_a_lost_host_ends_the_run_and_is_named(
     make_lab: MakeLab, tmp_path: Path, engine: str, fault: str

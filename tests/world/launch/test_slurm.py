@@ -57,6 +57,7 @@ def test_a_job_of_two_nodes(cluster: SlurmCluster, run_cli, tmp_path: Path) -> N
     assert cluster.run(["squeue", "--noheader"]) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.world_size(2)
 def test_inside_an_allocation_srun_is_used(cluster: SlurmCluster, tmp_path: Path) -> None:
     run = tmp_path / "run"
