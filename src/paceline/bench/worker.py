@@ -198,9 +198,9 @@ def _time(
         stepper.step(trial.warmup + update)
     own = time.perf_counter() - start
     counted = getattr(stepper, "network", network).traffic.take()
-    after = kernel_counters()
     network.barrier("done")
     whole = time.perf_counter() - start
+    after = kernel_counters()  # not before: a server is busy until its workers are done
     samples = stepper.samples
     _release(stepper)
     return _timing(
