@@ -223,6 +223,7 @@ def test_a_lost_server_ends_the_run_and_the_checkpoint_goes_on(make_nodes: MakeN
     assert [line["epoch"] for line in nodes.lines()] == [1, 2]
 
 
+@pytest.mark.slow
 def test_groups_and_a_bound_on_staleness(make_nodes: MakeNodes) -> None:
     """Three workers in two groups: two updates per step, and at most 2 x 1 + 1 between two."""
     nodes = make_nodes(3, exchange__mode="async", exchange__groups=2, exchange__max_staleness=1)

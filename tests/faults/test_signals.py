@@ -15,7 +15,7 @@ StartCli = Callable[..., "subprocess.Popen[str]"]
 RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", [pytest.param("threads", marks=pytest.mark.slow), "processes"])
 def test_saved_and_continued_to_the_same_weights(
     strategy: str,
     tmp_path: Path,
@@ -46,7 +46,7 @@ def test_saved_and_continued_to_the_same_weights(
     assert subject.weights() == whole(strategy).weights()
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", [pytest.param("threads", marks=pytest.mark.slow), "processes"])
 def test_a_second_ctrl_c_ends_at_once(strategy: str, tmp_path: Path, start_cli: StartCli) -> None:
     subject = PacedTraining(tmp_path / "run", pace=300.0, **STRATEGIES[strategy])
     process = start_cli(*subject.begin)

@@ -41,7 +41,7 @@ def test_matrix_over_gloo(alone, tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_matrix_over_mpi(size: int, alone, tmp_path: Path) -> None:
     compare(rows("mpi4py", size), "mpi4py", alone, tmp_path)
 

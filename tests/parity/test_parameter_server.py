@@ -42,6 +42,7 @@ def test_sgd(name: str, alone, tmp_path: Path) -> None:
     assert line["server_bytes_received"] < 5 * count * weights + 50_000
 
 
+@pytest.mark.slow
 def test_adam_over_two_servers(alone, tmp_path: Path) -> None:
     nodes = workers(2.0, 1.0, servers=2)
     changes = (*ADAM, "exchange.servers=2")

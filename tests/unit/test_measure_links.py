@@ -70,6 +70,7 @@ def test_bandwidth_is_that_of_the_link(make_lab: Callable[..., Lab], tmp_path: P
     assert seconds == pytest.approx(largest.seconds.median, rel=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.world_size(2)
 def test_agents_measure_links_and_are_let_go(tmp_path: Path) -> None:
     hosts = find_hosts("localhost:2")

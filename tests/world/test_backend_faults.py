@@ -25,7 +25,7 @@ def failed_in_time(job: Job) -> None:
 
 
 @pytest.mark.world_size(3)
-@pytest.mark.parametrize("transport", ["auto", "network"])
+@pytest.mark.parametrize("transport", ["auto", pytest.param("network", marks=pytest.mark.slow)])
 def test_a_rank_that_never_comes_is_named(transport: str) -> None:
     """Messages, queued collectives and futures name operation and rank; Abort ends the job."""
     job = run_ranks(

@@ -155,6 +155,7 @@ def test_a_killed_agent_is_a_lost_host(run: Path) -> None:
         wait(lambda: not any(is_alive(pid) for pid in nodes), 20)
 
 
+@pytest.mark.slow
 @pytest.mark.world_size(2)
 def test_a_stopped_agent_is_a_lost_host(run: Path) -> None:
     with started(run) as (process, nodes):
