@@ -57,7 +57,7 @@ def test_bandwidth_is_that_of_the_link(make_lab: Callable[..., Lab], tmp_path: P
     for figure in (link.forward, link.backward, link.both):
         assert figure is not None
         assert figure.samples > 1
-        assert figure.median == pytest.approx(100 * MBIT * ETHERNET, rel=0.15), figure.how
+        assert figure.median == pytest.approx(100 * MBIT * ETHERNET, rel=0.35), figure.how
     assert 0 < link.latency.median < 0.02
     (curve,) = found.curves
     assert curve.hosts == ("a", "b")
@@ -67,7 +67,7 @@ def test_bandwidth_is_that_of_the_link(make_lab: Callable[..., Lab], tmp_path: P
     largest = curve.points[-1]
     # The cost model, fitted to the curve, gives the curve back.
     seconds = allreduce_seconds(slowest_wire(found, ["a", "b"]), largest.bytes, 2)
-    assert seconds == pytest.approx(largest.seconds.median, rel=0.3)
+    assert seconds == pytest.approx(largest.seconds.median, rel=0.6)
 
 
 @pytest.mark.slow

@@ -47,9 +47,10 @@ class ResourceSampler:
         before, self._before = self._before, times
         seconds = times.moment - before.moment
         total = times.total - before.total
-        # The kernel's idle counters may step back a tick; a part is never below 0.
-        idle = max(times.idle - before.idle, 0.0) / total if total > 0 else 0.0
+        # The kernel's idle counters may step back a tick; a part is never below 0 or above 1.
+        idle = min(max(times.idle - before.idle, 0.0) / total, 1.0) if total > 0 else 0.0
         iowait = max(times.iowait - before.iowait, 0.0) / total if total > 0 else 0.0
+        iowait = min(iowait, 1.0 - idle)
         read, written = read_disk(self._proc / "self" / "io")
         return Sample(
             time=now,

