@@ -8,23 +8,20 @@ from typing import TYPE_CHECKING
 
 import click
 
+from paceline.commands.asking import asked_config, training_options
+
 if TYPE_CHECKING:
     from paceline.schema.machines import Figure, Host, Machines
 
 
 @click.command("measure")
-@click.argument("config", required=False, type=click.Path(path_type=Path))
-@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a setting.")
-@click.option("--data", "data_root", type=click.Path(path_type=Path), help="Folder of data sets.")
-@click.option("--hosts", metavar="HOSTS", help="A hosts.toml, names as a,b, or `lab`.")
-@click.option("--engine", metavar="NAME", help="Who starts the hosts, as for `paceline train`.")
+@training_options
 @click.option("--output", type=click.Path(path_type=Path), help="Write machines.json there.")
-@click.option("--again", is_flag=True, help="Measure even if the result is in the cache.")
 @click.option("--json", "as_json", is_flag=True, help="Print machines.json, and only that.")
 def command(
     config: Path | None,
     changes: tuple[str, ...],
-    data_root: Path | None,
+    root: Path | None,
     hosts: str | None,
     engine: str | None,
     output: Path | None,
@@ -40,15 +37,11 @@ def command(
     paceline measure my.toml --output machines.json
     paceline measure my.toml --hosts a,b --output machines.json
     """
-    from paceline import api
     from paceline.commands.machines import doubts, measure_hosts, measure_this
     from paceline.commands.train import hosts_request
-    from paceline.config import load_config
     from paceline.schema import encode, write_json
 
-    if data_root is not None:
-        changes = (*changes, f"data.root={json.dumps(str(data_root))}")
-    settings = api.resolve(load_config(config, changes))
+    settings = asked_config(config, changes, root)
     request = hosts_request(hosts, engine)
     if request is None:
         found, cached = measure_this(settings, again=again, quiet=as_json)

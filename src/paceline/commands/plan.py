@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from paceline.commands.asking import asked_config, training_options
+
 if TYPE_CHECKING:
     from paceline.plan.nodes import NodeChoice
     from paceline.schema import Config, Plan
@@ -18,19 +20,14 @@ if TYPE_CHECKING:
 
 
 @click.command("plan")
-@click.argument("config", required=False, type=click.Path(path_type=Path))
-@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a setting.")
-@click.option("--data", "data_root", type=click.Path(path_type=Path), help="Folder of data sets.")
-@click.option("--hosts", metavar="HOSTS", help="A hosts.toml, names as a,b, or `lab`.")
-@click.option("--engine", metavar="NAME", help="Who starts the hosts, as for `paceline train`.")
+@training_options
 @click.option("--machines", type=click.Path(path_type=Path), help="Go by this machines.json.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write plan.json there.")
-@click.option("--again", is_flag=True, help="Measure even if the result is in the cache.")
 @click.option("--json", "as_json", is_flag=True, help="Print plan.json, and only that.")
 def command(
     config: Path | None,
     changes: tuple[str, ...],
-    data_root: Path | None,
+    root: Path | None,
     hosts: str | None,
     engine: str | None,
     machines: Path | None,
@@ -47,13 +44,9 @@ def command(
     paceline plan my.toml --hosts a,b --output plan.json
     paceline train my.toml --hosts a,b --plan plan.json
     """
-    from paceline import api
-    from paceline.config import load_config
     from paceline.schema import encode, write_json
 
-    if data_root is not None:
-        changes = (*changes, f"data.root={json.dumps(str(data_root))}")
-    settings = api.resolve(load_config(config, changes))
+    settings = asked_config(config, changes, root)
     say: Callable[[str], None] = (lambda text: None) if as_json else click.echo
     if hosts is None and machines is None:
         plan, lines = plan_here(settings, again=again, quiet=as_json, say=say)

@@ -10,7 +10,7 @@ import click
 
 
 @click.command("report")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.argument("runs", nargs=-1, metavar="[RUN]...", type=click.Path(path_type=Path))
 @click.option(
     "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
     help="Where to; report.html in the (first) run when left out.",
@@ -33,11 +33,11 @@ def command(
 ) -> None:
     """Make a page of everything that one or several runs did.
 
-    One file that opens offline in any browser: figures to hover over, zoom into and hide series
-    of; good in print and in the dark.
+    RUN is runs/latest when left out. One file that opens offline in any browser: figures to hover
+    over, zoom into and hide series of; good in print and in the dark.
 
     \b
-    paceline report runs/latest
+    paceline report
     paceline report runs/one-host runs/two-hosts runs/four-hosts --output scaling.html
     paceline report runs/latest --figures figures --tables tables
     """
@@ -52,6 +52,7 @@ def command(
         past = read_run(run.path)
         return replace(run, ledger=make_ledger(past)) if past else run
 
+    runs = runs or (Path("runs/latest"),)
     report = make_report([whole(path) for path in dict.fromkeys(runs)])
     if as_json:
         click.echo(json.dumps(as_plain(report), indent=2))

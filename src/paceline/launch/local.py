@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from paceline.config.environment import (
     shared_memory_environment,
 )
 from paceline.errors import WorkerError
+from paceline.launch.signals import handled
 from paceline.run import RunDirectory
 from paceline.schema import NodePlan, RankContext
 
@@ -82,7 +83,7 @@ def run_ranks(
             (run.rank(context.rank + number) / "error.json").unlink(missing_ok=True)
             place = dataclasses.replace(context, rank=context.rank + number, local_rank=number)
             ranks.processes.append(_start(run, node, place, memory, (module, *arguments)))
-        with _forward_signals(ranks):
+        with handled(_forwarding(ranks)):
             _watch(ranks, board)
         return ranks.processes[0].returncode
     except WorkerError:
@@ -238,8 +239,7 @@ def _relay(stream: IO[bytes], number: int) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def _forward_signals(ranks: Ranks) -> Iterator[None]:
+def _forwarding(ranks: Ranks) -> Callable[[int, FrameType | None], None]:
     """Ctrl-C and SIGTERM go to the first rank, which stops all of them in order."""
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -247,16 +247,7 @@ def _forward_signals(ranks: Ranks) -> Iterator[None]:
         with contextlib.suppress(ProcessLookupError):
             ranks.processes[0].send_signal(number)
 
-    try:
-        before = {n: signal.signal(n, forward) for n in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread: Python allows no handlers
-        yield
-        return
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return forward
 
 
 def _end(ranks: Ranks) -> None:

@@ -7,16 +7,13 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from paceline.config.environment import agent_process, handed_board, rank_context
-from paceline.errors import PacelineError
-from paceline.launch.rank import die_with_parent
+from paceline.launch.rank import die_with_parent, write_failure
 from paceline.run import RunDirectory
-from paceline.schema import write_json
 
 if TYPE_CHECKING:
     from paceline.local.board import Board
@@ -38,19 +35,7 @@ def main(run_path: str, silent: str) -> int:
 
         return run_node(run, context, silent=silent == "1", watch=_show_agent)
     except BaseException as error:
-        folder = run.path / f"node-{context.node}"
-        folder.mkdir(exist_ok=True)
-        write_json(
-            folder / "error.json",
-            {
-                "time": time.time(),
-                "rank": context.rank,
-                "kind": type(error).__name__,
-                "message": str(error),
-                "expected": isinstance(error, PacelineError),
-                "traceback": "".join(traceback.format_exception(error)),
-            },
-        )
+        write_failure(run.path / f"node-{context.node}", context, error)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)  # a collective that still waits must not keep this process

@@ -41,7 +41,11 @@ def die_with_parent(parent: int) -> None:
 
 def record_failure(run: RunDirectory, context: RankContext, error: BaseException) -> None:
     """Leave word for the launcher: what failed, when, and where in the code."""
-    folder = run.rank(context.rank)
+    write_failure(run.rank(context.rank), context, error)
+
+
+def write_failure(folder: Path, context: RankContext, error: BaseException) -> None:
+    """Write error.json, as launchers read it."""
     folder.mkdir(exist_ok=True)
     write_json(
         folder / "error.json",

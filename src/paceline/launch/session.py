@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-from paceline import errors
 from paceline.config.environment import passed_variables
 from paceline.errors import WorkerError
+from paceline.launch import failures
 from paceline.launch.agent import MARKER
 from paceline.launch.channel import Message, pieces_of, take_piece
 from paceline.launch.control import Control, Lost, addresses_towards
 from paceline.launch.engines import Engine, Launch, Running
+from paceline.launch.signals import handled
 from paceline.run import RunDirectory
 from paceline.schema import Plan, Race, decode, encode, write_json
 from paceline.schema.hosts import Host, Hosts, Place
@@ -30,7 +30,6 @@ GRACE_SECONDS = 2.0
 """After a failure, how long others have to say what they know: the cause may come second."""
 END_SECONDS = 4.0
 """How long agents have to end when they are told to."""
-_CONSEQUENCES = ("another rank failed", "lost another host")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,21 +62,9 @@ class Signals:
     received: list[int] = field(default_factory=list)
     passed_on: int = 0
 
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        def note(number: int, frame: FrameType | None) -> None:
-            self.received.append(number)
-
-        try:
-            before = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not in the main thread: Python allows no handlers
-            yield
-            return
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """The handler of both."""
+        self.received.append(number)
 
 
 class Session:
@@ -121,7 +108,7 @@ class Session:
         marker = self.order.run.path / MARKER
         marker.write_text(self.marker)
         try:
-            with self.signals.installed():
+            with handled(self.signals.note):
                 self.start()
                 self.gather()
                 yield
@@ -356,39 +343,20 @@ class Session:
                     self.show(node, message)
                 elif message["kind"] == "error":
                     self.failures.append((node, message))
-        node, cause = min(self.failures, key=lambda failure: _order(failure[1]))
+        node, cause = min(self.failures, key=lambda failure: failures.order(failure[1]))
         if isinstance(cause, Lost):
             raise WorkerError(f"{self.lost_sentence(cause)}; the run was ended")
         if self.signals.received and node == 0:  # it had not yet begun to train
             self.interrupt(self.signals.received[0])
-        self.raise_report(node, cause["report"])
+        failures.raise_report(cause["report"], self.places[node].host.name)
 
     def has_cause(self) -> bool:
-        return any(_order(failure) == 0 for _, failure in self.failures)
+        return any(failures.order(failure) == 0 for _, failure in self.failures)
 
     def lost_sentence(self, lost: Lost) -> str:
-        peer = self.control.peers[lost.node]
-        who = f"host {self.places[lost.node].host.name} (rank {self.first_ranks[lost.node]})"
-        if lost.silent_seconds is None:
-            how = "has gone: its connection was closed"
-            why = "it was shut down, or its processes were killed"
-        else:
-            how = f"has not been heard of for {lost.silent_seconds:.0f} s"
-            why = "it or its link is down, or it is stopped"
-        return f"{who} {how} in {peer.place}: {why}"
-
-    def raise_report(self, node: int, report: dict[str, Any]) -> None:
-        """Raise what a node's process has left word of."""
-        host = self.places[node].host.name
-        kind = getattr(errors, str(report["kind"]), None)
-        message = str(report["message"])
-        if report["expected"] and isinstance(kind, type) and issubclass(kind, errors.PacelineError):
-            raise kind(_with_place(message, host, report["rank"]))
-        trace = str(report.get("traceback", "")).rstrip()
-        raise WorkerError(
-            f"rank {report['rank']} on host {host} failed with {report['kind']}: {message}"
-            + (f"\n{trace}" if trace else "")
-        )
+        host = self.places[lost.node].host.name
+        place = self.control.peers[lost.node].place
+        return failures.lost_sentence(lost, host, self.first_ranks[lost.node], place)
 
     def names(self, nodes: list[int]) -> str:
         """Hosts in words.
@@ -397,27 +365,6 @@ class Session:
         """
         names = list(dict.fromkeys(self.places[node].host.name for node in nodes))
         return f"host {names[0]}" if len(names) == 1 else f"hosts {', '.join(names)}"
-
-
-def _with_place(message: str, host: str, rank: int) -> str:
-    """A rank's own sentence, with its host where it does not say so itself."""
-    if f"host {host}" in message or f" on {host} " in message:
-        return message
-    if message.startswith("rank "):
-        return f"host {host}: {message}"
-    joint = " " if message.startswith(("was killed", "exited with")) else ": "
-    return f"rank {rank} on host {host}{joint}{message}"
-
-
-def _order(failure: Message | Lost) -> int:
-    """Causes first: what a rank says of itself, a lost host, an end without a word, hearsay."""
-    if isinstance(failure, Lost):
-        return 1
-    report = failure["report"]
-    if report.get("wordless"):  # MPI, too, ends ranks without a word when another host is lost
-        return 2
-    late = report["kind"] == "DeadlineError"
-    return 3 if late or any(text in str(report["message"]) for text in _CONSEQUENCES) else 0
 
 
 def decode_name(config: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,15 @@ class Tally:
             read_seconds=saved.get("read_seconds", 0.0),
             updates=int(saved.get("updates", 0)),
         )
+
+    def times(self) -> dict[str, float]:
+        """What the epoch's line says about time."""
+        return {
+            "seconds": self.seconds,
+            "read_seconds": self.read_seconds,
+            "update_seconds_mean": self.update_mean,
+            "update_seconds_median": self.update_median,
+        }
 
     @property
     def update_mean(self) -> float:
@@ -112,3 +121,19 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         if isinstance(line, dict) and "epoch" in line:
             lines.append(line)
     return lines
+
+
+def totals(lines: Sequence[Mapping[str, Any]], *, open_seconds: float) -> dict[str, Any]:
+    """What the epochs of a run come to, for run.json; `open_seconds` went into opening the data."""
+    last = lines[-1] if lines else {}
+
+    def median(key: str) -> float:
+        return statistics.median(line[key] for line in lines) if lines else 0.0
+
+    return {
+        "read_seconds": open_seconds + sum(line["read_seconds"] for line in lines),
+        "update_seconds_median": median("update_seconds_median"),
+        "epoch_seconds_median": median("seconds"),
+        "images_per_second": median("images_per_second"),
+        **{key: last.get(key) for key in ("train_loss", "test_loss", "test_accuracy", "test_top5")},
+    }

@@ -13,7 +13,7 @@ from paceline.errors import UnsupportedError
 from paceline.exchange.base import Exchange, Setting
 from paceline.exchange.network import Network
 from paceline.exchange.partition import Partition
-from paceline.local.base import Job, LocalStrategy
+from paceline.local.base import Job, LocalStrategy, OptimizerState
 from paceline.local.board import Arena, Board
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, RankContext
@@ -173,3 +173,13 @@ def loss_total(plan: Plan, batch: Batch, shares: Sequence[float], node: int) -> 
     parts = apportion(batch.total, worker_shares(plan, list(shares)))
     first = first_worker(plan, node)
     return sum(parts[first : first + plan.nodes[node].workers])
+
+
+def whole_optimizer_state(job: Job, strategy: LocalStrategy, *, first: bool) -> OptimizerState:
+    """The whole optimizer state, wherever it is held; every rank calls it."""
+    if job.exchange is not None and first:
+        named = [(name, p) for name, p in strategy.model.named_parameters() if p.requires_grad]
+        held = job.exchange.optimizer_state(named)
+        if held is not None:
+            return held
+    return strategy.optimizer_state()

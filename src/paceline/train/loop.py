@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import statistics
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -14,17 +13,23 @@ from paceline import local
 from paceline.data.feed import Batch
 from paceline.errors import DivergedError, RunDirectoryError, StorageError
 from paceline.exchange.network import Traffic
-from paceline.local.base import OptimizerState
 from paceline.local.memory import keep_freed_memory
-from paceline.observe.metrics import MetricsFile, Tally
+from paceline.observe.metrics import MetricsFile, Tally, totals
 from paceline.observe.recorder import Recorder
 from paceline.observe.tensorboard import TensorBoardFile
 from paceline.schema import write_json
-from paceline.train.assemble import Task, loss_total, make_feed, make_job
+from paceline.train.assemble import (
+    Task,
+    loss_total,
+    make_feed,
+    make_job,
+    whole_optimizer_state,
+)
 from paceline.train.checkpoint import Checkpoints, Position, TrainState
 from paceline.train.comparison import comparison, node_memory_mb
 from paceline.train.device import use_deterministic
-from paceline.train.evaluate import Score, evaluate
+from paceline.train.evaluate import evaluate
+from paceline.train.goal import Goal
 from paceline.train.optimizers import batch_factor, schedule_factor
 from paceline.train.parts import Parts, make_parts
 from paceline.train.serving import make_team
@@ -94,8 +99,7 @@ class Trainer:
         self.signals = StopSignals(self.team.request_stop)
         self.position = Position()
         self.tally = Tally()
-        self.best: float | None = None
-        self.since_best = 0
+        self.goal = Goal(self.config.train.until)
         self.saved_at = -1
         self.first_loss: float | None = None
         self.started = started
@@ -117,8 +121,8 @@ class Trainer:
     def run(self) -> None:
         """All epochs that are left."""
         while self.position.update < self.updates:
-            if goal := self.goal():
-                self.view.say(goal)
+            if reached := self.goal.reached():
+                self.view.say(reached)
                 return
             finished = self.run_epoch()
             if not finished:
@@ -238,16 +242,13 @@ class Trainer:
             "test_accuracy": score.accuracy if score else None,
             "test_top5": score.top5 if score else None,
             "images_per_second": samples / self.tally.seconds,
-            "seconds": self.tally.seconds,
-            "read_seconds": self.tally.read_seconds,
-            "update_seconds_mean": self.tally.update_mean,
-            "update_seconds_median": self.tally.update_median,
+            **self.tally.times(),
             "bytes_sent": 0,
             "memory_mb": node_memory_mb(self.task.board),
         }
         if self.task.context.nodes > 1:
             line |= self.balance() | self.team.epoch_line()
-        improved = self.note_score(score)
+        improved = self.goal.note(score)
         self.write_metrics(line)
         self.position = dataclasses.replace(self.position, epoch=epoch, step=0)
         self.tally = Tally()
@@ -295,25 +296,6 @@ class Trainer:
             self.team.share_buffers(self.strategy.model)
             self.strategy.spread_buffers()
 
-    def note_score(self, score: Score | None) -> bool:
-        """True when this is the best accuracy so far."""
-        if score is None:
-            return False
-        if self.best is None or score.accuracy > self.best:
-            self.best, self.since_best = score.accuracy, 0
-            return True
-        self.since_best += 1
-        return False
-
-    def goal(self) -> str | None:
-        """Which goal of `train.until` has been reached, if any."""
-        until = self.config.train.until
-        if until.accuracy is not None and self.best is not None and self.best >= until.accuracy:
-            return f"test accuracy {self.best:.2%} reached: train.until.accuracy is met"
-        if until.patience is not None and self.since_best >= until.patience:
-            return f"no better accuracy for {self.since_best} epochs: train.until.patience is met"
-        return None
-
     def write_metrics(self, line: dict[str, Any]) -> None:
         """Keep the epoch's line, in memory if the disk is full."""
         if not self.team.is_first:
@@ -339,7 +321,7 @@ class Trainer:
     def _save(self, *, best: bool) -> None:
         self.team.enter("checkpoint", self.position.update)
         self.prepare_evaluation()
-        optimizer = self.optimizer_state()
+        optimizer = whole_optimizer_state(self.job, self.strategy, first=self.team.is_first)
         tally = self.tally.saved()
         sums = self.team.sum([tally["loss_sum"], tally["correct"], tally["samples"]], "checkpoint")
         tally |= dict(zip(("loss_sum", "correct", "samples"), sums, strict=True))
@@ -350,8 +332,8 @@ class Trainer:
                 samples=self.feed.sampler.samples,
                 tally=tally,
                 seconds=time.perf_counter() - self.started,
-                best_accuracy=self.best,
-                since_best=self.since_best,
+                best_accuracy=self.goal.best,
+                since_best=self.goal.since_best,
             )
             try:
                 model = self.strategy.model.state_dict()
@@ -360,18 +342,6 @@ class Trainer:
             except StorageError as error:
                 self.view.say(f"warning: {error}")
         self.team.barrier("checkpoint")
-
-    def optimizer_state(self) -> OptimizerState:
-        """The whole optimizer state, wherever it is held; every rank calls it."""
-        exchange = self.job.exchange
-        if exchange is not None and self.team.is_first:
-            model = self.strategy.model
-            held = exchange.optimizer_state(
-                [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-            )
-            if held is not None:
-                return held
-        return self.strategy.optimizer_state()
 
     def begin(self) -> None:
         """Meet the other nodes; one that joins a training goes on where that is."""
@@ -398,7 +368,7 @@ class Trainer:
         self.strategy.load_optimizer_state(optimizer)
         self.position, self.saved_at = state.position, state.position.update
         self.started -= state.seconds
-        self.best, self.since_best = state.best_accuracy, state.since_best
+        self.goal.best, self.goal.since_best = state.best_accuracy, state.since_best
         if self.team.is_first:
             self.tally = Tally.restored(state.tally)
             self.metrics.restore(state.position.epoch)
@@ -407,7 +377,7 @@ class Trainer:
     def welcome_back(self) -> str:
         """One line about what is continued."""
         update, path = self.position.update, self.task.run.path
-        if update >= self.updates or self.goal() is not None:
+        if update >= self.updates or self.goal.reached() is not None:
             return f"{path} is finished after {update} updates: there is nothing left to train"
         return f"continuing {path} from update {update} (epoch {self.position.epoch + 1})"
 
@@ -415,21 +385,13 @@ class Trainer:
         """The summary of the run, written to run.json."""
         self.team.close()
         lines = self.metrics.lines
-        last = lines[-1] if lines else {}
         summary: dict[str, Any] = {
             "name": self.config.name,
-            "finished": self.position.update >= self.updates or self.goal() is not None,
+            "finished": self.position.update >= self.updates or self.goal.reached() is not None,
             "epochs": self.position.epoch,
             "updates": self.position.update,
-            "read_seconds": open_seconds + sum(line["read_seconds"] for line in lines),
-            "update_seconds_median": _median(lines, "update_seconds_median"),
-            "epoch_seconds_median": _median(lines, "seconds"),
-            "images_per_second": _median(lines, "images_per_second"),
-            "train_loss": last.get("train_loss"),
-            "test_loss": last.get("test_loss"),
-            "test_accuracy": last.get("test_accuracy"),
-            "test_top5": last.get("test_top5"),
-            "best_accuracy": self.best,
+            **totals(lines, open_seconds=open_seconds),
+            "best_accuracy": self.goal.best,
             "total_seconds": time.perf_counter() - self.started,
             "parameters": self.strategy.parameters,
         }
@@ -446,7 +408,3 @@ class Trainer:
                     f" {self.task.run.checkpoints}: free some room and run again with --resume"
                 )
         return Outcome(summary=summary, exit_code=self.signals.exit_code if interrupted else 0)
-
-
-def _median(lines: list[dict[str, Any]], key: str) -> float:
-    return statistics.median(line[key] for line in lines) if lines else 0.0
