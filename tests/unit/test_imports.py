@@ -20,9 +20,11 @@ ROOT = Path(paceline.__file__).parent
 
 STAGES = ("config", "measure", "plan", "launch", "train", "observe", "report")
 MECHANISMS = ("models", "data", "local", "exchange", "backends", "cost", "lab")
-CHAINING = ("cli", "api", "commands", "bench", "__main__", "__init__")
+CHAINING = ("cli", "api", "commands", "bench", "experiments", "__main__", "__init__")
 """What may use every stage."""
-WITHOUT_TORCH = ("schema", "plan", "cost", "report", "errors", "run", "cli", "__init__")
+WITHOUT_TORCH = (
+    "schema", "plan", "cost", "report", "experiments", "errors", "run", "cli", "__init__",
+)  # fmt: skip
 
 # Between stages, (who, what): why. A name stands for a module and everything inside it.
 STAGE_EXCEPTIONS = {
