@@ -37,8 +37,8 @@ def build(
         given = {key: value for key, value in sizes.items() if value is not None}
         return _build_own(name_or_reference, given, options)
     model = spec(name_or_reference)
-    size = _checked_size(model, image_size)
     _check_options(model, options)
+    size = _checked_size(model, image_size, options)
     module_name, _, attribute = model.factory.partition(":")
     factory: Callable[..., nn.Module] = getattr(
         importlib.import_module(f"paceline.models.{module_name}"), attribute
@@ -47,14 +47,20 @@ def build(
     return factory(classes=classes, channels=channels, **sized, **options)
 
 
-def _checked_size(model: ModelSpec, image_size: int | None) -> int:
+def _checked_size(model: ModelSpec, image_size: int | None, options: dict[str, object]) -> int:
     if image_size is None:
         return model.input_size
-    if image_size < model.minimum_size:
+    minimum, remedy = model.minimum_size, ""
+    if model.small_minimum is not None:
+        if options.get("stem") == "small":
+            minimum = model.small_minimum
+        elif image_size >= model.small_minimum:
+            remedy = ", or workload.model_options to { stem = 'small' }"
+    if image_size < minimum:
         raise ModelError(
             f"image size {image_size} is too small for {model.name}, which needs at least"
-            f" {model.minimum_size}: set data.image_size to {model.minimum_size} or more"
-            f" ({model.input_size} is what it was made for)"
+            f" {minimum}: set data.image_size to {minimum} or more"
+            f" ({model.input_size} is what it was made for){remedy}"
         )
     return image_size
 
@@ -69,6 +75,8 @@ def _check_options(model: ModelSpec, options: dict[str, object]) -> None:
             raise ModelError(f"dropout = {value!r}: must be a number from 0 to below 1")
         if key == "stem" and value not in ("imagenet", "small"):
             raise ModelError(f"stem = {value!r}: must be 'imagenet' or 'small'")
+        if key == "pool" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ModelError(f"pool = {value!r}: must be a whole number from 1")
 
 
 def _is_rate(value: object) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from paceline.errors import ModelError, unknown_name
@@ -11,7 +11,9 @@ from paceline.errors import ModelError, unknown_name
 __all__ = ["ModelSpec", "names", "spec"]
 
 _DROPOUT = "share of activations dropped before the dense layers while training, 0 to below 1"
+_POOL = "side of the picture that the dense layers see: {0} by default, {1} for 32x32"
 _STEM = "'imagenet' (7x7 stride 2, then max-pool) or 'small' (3x3 stride 1, no max-pool: for 28x28)"
+_ALEXNET_STEM = "'imagenet' (11x11, stride 4) or 'small' (3x3, stride 1: for images of 15 and more)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,8 @@ class ModelSpec:
     """Number of parameters at the default channels, classes, size and options."""
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Option name -> one line about it."""
+    small_minimum: int | None = None
+    """Smallest height and width with the option stem = "small"; as without it when left out."""
     sized: bool = False
     """Whether the dense layers are built for one image size."""
 
@@ -84,13 +88,16 @@ _SPECS: dict[str, ModelSpec] = {
             published_parameters=431_080,
             sized=True,
         ),
-        _imagenet(
-            "alexnet",
-            "5 convolutions and 3 dense",
-            "alexnet:alexnet",
-            61_100_840,
-            63,
-            {"dropout": _DROPOUT},
+        replace(
+            _imagenet(
+                "alexnet",
+                "5 convolutions and 3 dense",
+                "alexnet:alexnet",
+                61_100_840,
+                63,
+                {"dropout": _DROPOUT, "stem": _ALEXNET_STEM, "pool": _POOL.format(6, 3)},
+            ),
+            small_minimum=15,
         ),
         _imagenet(
             "vgg16",
@@ -98,7 +105,7 @@ _SPECS: dict[str, ModelSpec] = {
             "vgg:vgg16",
             138_357_544,
             32,
-            {"dropout": _DROPOUT},
+            {"dropout": _DROPOUT, "pool": _POOL.format(7, 1)},
         ),
         _imagenet(
             "vgg19",
@@ -106,7 +113,7 @@ _SPECS: dict[str, ModelSpec] = {
             "vgg:vgg19",
             143_667_240,
             32,
-            {"dropout": _DROPOUT},
+            {"dropout": _DROPOUT, "pool": _POOL.format(7, 1)},
         ),
         _imagenet(
             "resnet18",

@@ -16,7 +16,7 @@ class VGG(nn.Module):
     """Five blocks of 3x3 convolutions, each ended by a max-pool, then three dense layers."""
 
     def __init__(
-        self, depths: tuple[int, ...], *, classes: int, channels: int, dropout: float
+        self, depths: tuple[int, ...], *, classes: int, channels: int, dropout: float, pool: int
     ) -> None:
         super().__init__()
         layers: list[nn.Module] = []
@@ -27,9 +27,9 @@ class VGG(nn.Module):
                 inputs = width
             layers.append(nn.MaxPool2d(kernel_size=2, stride=2))
         self.features = nn.Sequential(*layers)
-        self.avgpool = nn.AdaptiveAvgPool2d((7, 7))
+        self.avgpool = nn.AdaptiveAvgPool2d((pool, pool))
         self.classifier = nn.Sequential(
-            nn.Linear(512 * 7 * 7, 4096),
+            nn.Linear(512 * pool * pool, 4096),
             nn.ReLU(),
             nn.Dropout(dropout),
             nn.Linear(4096, 4096),
@@ -56,11 +56,21 @@ def initialise(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
 
 
-def vgg16(*, classes: int = 1000, channels: int = 3, dropout: float = 0.5) -> nn.Module:
-    """VGG16: 138,357,544 parameters at 1000 classes."""
-    return VGG((2, 2, 3, 3, 3), classes=classes, channels=channels, dropout=dropout)
+def vgg16(
+    *, classes: int = 1000, channels: int = 3, dropout: float = 0.5, pool: int = 7
+) -> nn.Module:
+    """VGG16: 138,357,544 parameters at 1000 classes.
+
+    A 32x32 image is one pixel after the five blocks: `pool=1` hands that to the dense layers
+    instead of 49 copies of it (33,638,218 parameters at 10 classes).
+    """
+    depths = (2, 2, 3, 3, 3)
+    return VGG(depths, classes=classes, channels=channels, dropout=dropout, pool=pool)
 
 
-def vgg19(*, classes: int = 1000, channels: int = 3, dropout: float = 0.5) -> nn.Module:
-    """VGG19: 143,667,240 parameters at 1000 classes."""
-    return VGG((2, 2, 4, 4, 4), classes=classes, channels=channels, dropout=dropout)
+def vgg19(
+    *, classes: int = 1000, channels: int = 3, dropout: float = 0.5, pool: int = 7
+) -> nn.Module:
+    """VGG19: 143,667,240 parameters at 1000 classes; `pool` as for VGG16."""
+    depths = (2, 2, 4, 4, 4)
+    return VGG(depths, classes=classes, channels=channels, dropout=dropout, pool=pool)
