@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "data": ("paceline.commands.data", "List the data sets, inspect one, or download one."),
     "lab": ("paceline.commands.lab", "An emulated cluster on this machine: run, check, clean."),
     "bench": ("paceline.commands.bench", "Compare exchanges and shares on emulated hosts."),
+    "experiment": ("paceline.commands.experiment", "Run a study here, beside plain PyTorch."),
     "hosts": ("paceline.commands.hosts", "Bring bare machines to readiness over ssh."),
     "doctor": ("paceline.commands.doctor", "Check this machine: cores, memory, versions, data."),
 }

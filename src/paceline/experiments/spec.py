@@ -79,6 +79,8 @@ class Step:
     """For kind = "command"; "{config}", "{step}" and "{out}" stand for paths."""
     fails: bool = False
     """True: it is expected to end with an error, and what it said is the result."""
+    limit: float = rule(default=1800.0, minimum=0.0)
+    """Seconds after which it is ended; 0: never."""
     seconds: float = rule(default=0.0, minimum=0.0)
     """What it took on a machine of 2 cores, for the estimate; 0: not known."""
     quick_seconds: float = rule(default=0.0, minimum=0.0)
@@ -100,7 +102,7 @@ class Step:
     def fingerprint(self) -> str:
         """Changes with anything that changes what is run."""
         content = encode(self)
-        for key in ("facts", "quick", "quick_settings", "seconds", "quick_seconds"):
+        for key in ("facts", "quick", "quick_settings", "limit", "seconds", "quick_seconds"):
             del content[key]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -203,15 +205,23 @@ def load_experiment(folder: Path, *, quick: bool = False) -> Experiment:
 
 def _whole(step: Step, file: _File, quick: bool) -> Step:
     """A step with every setting that holds for it; the most particular one wins."""
-    settings = flat(file.settings) | flat(step.settings)
+    settings = _over(flat(file.settings), flat(step.settings))
     if quick:
-        settings |= flat(file.quick) | flat(step.quick_settings)
+        settings = _over(_over(settings, flat(file.quick)), flat(step.quick_settings))
     return dataclasses.replace(
         step,
         settings=settings,
         quick_settings={},
         seconds=step.quick_seconds if quick else step.seconds,
     )
+
+
+def _over(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Settings with changes; a batch of one kind replaces that of the other."""
+    rivals = {"workload.batch_size": "workload.batch_per_worker"}
+    rivals |= {value: key for key, value in rivals.items()}
+    dropped = {rivals.get(key) for key in changes}
+    return {key: value for key, value in settings.items() if key not in dropped} | changes
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

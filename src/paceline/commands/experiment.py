@@ -1,0 +1,123 @@
+"""`paceline experiment`: a study's tables and figures from this machine."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+if TYPE_CHECKING:
+    from paceline.experiments.spec import Experiment, Step
+
+
+@click.command("experiment")
+@click.argument("name")
+@click.option("--quick", is_flag=True, help="The short form: less than ten minutes on 2 cores.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+    help="Where to; runs/experiments/NAME when left out.",
+)  # fmt: skip
+@click.option("--only", multiple=True, metavar="STEP", help="These steps alone; * is any text.")
+@click.option("--again", is_flag=True, help="Run steps again that are done.")
+@click.option("--look", is_flag=True, help="Run nothing: make the page of what is there.")
+@click.option("--json", "as_json", is_flag=True, help="Print results for programs.")
+def command(
+    name: str,
+    quick: bool,
+    out: Path | None,
+    only: tuple[str, ...],
+    again: bool,
+    look: bool,
+    as_json: bool,
+) -> int:
+    """Run a study here, beside plain PyTorch; NAME is one of `list`, or a folder of your own.
+
+    Ended in whatever way, it goes on where it stopped when it is started again; the page can be
+    looked at before all steps are done.
+
+    \b
+    paceline experiment list
+    paceline experiment wang --quick
+    paceline experiment wang --only 'study-*'
+    paceline experiment wang --look
+    """
+    from paceline.experiments.estimate import estimate
+    from paceline.experiments.outcome import load_outcomes
+    from paceline.experiments.page import write_experiment
+    from paceline.experiments.running import check, run_steps
+    from paceline.experiments.spec import find_experiment, load_experiment
+
+    if name == "list":
+        _list(as_json)
+        return 0
+    experiment = load_experiment(find_experiment(name), quick=quick)
+    out = out or Path("runs", "experiments", f"{experiment.name}{'-quick' if quick else ''}")
+
+    def say(text: str) -> None:
+        click.echo(text, err=as_json)
+
+    if not look:
+        check(experiment)
+        steps = _chosen(experiment, only)
+        there = [each for each in load_outcomes(experiment, out).all if each.step in steps]
+        say(f"{experiment.title}: {estimate(there, again=again).words}; results in {out}")
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _leave)
+        run_steps(steps, out, again=again, say=say)
+    outcomes = load_outcomes(experiment, out)
+    written = write_experiment(outcomes, out)
+    if as_json:
+        click.echo(json.dumps(written.results, indent=2))
+    for claim in written.results["claims"]:
+        say(f"{claim['verdict']}: {claim['claim']} ({claim['because']})")
+    say(f"{written.figures} figures, {written.tables} tables; the page: {written.page}")
+    return 1 if any(each.failed for each in outcomes.all) and not look and not only else 0
+
+
+def _chosen(experiment: Experiment, only: tuple[str, ...]) -> list[Step]:
+    """The steps that `--only` names, in their order; all without it."""
+    if not only:
+        return list(experiment.steps)
+    found = [step for step in experiment.steps if any(fnmatch(step.name, each) for each in only)]
+    for each in only:
+        if not any(fnmatch(step.name, each) for step in experiment.steps):
+            experiment.step(each)  # says which there are
+    return found
+
+
+def _list(as_json: bool) -> None:
+    from paceline.experiments.estimate import duration
+    from paceline.experiments.spec import built_in, load_experiment
+
+    rows: list[dict[str, Any]] = []
+    for name, folder in built_in().items():
+        full, quick = load_experiment(folder), load_experiment(folder, quick=True)
+        rows.append(
+            {
+                "name": name,
+                "title": full.title,
+                "study": full.study,
+                "steps": len(full.steps),
+                "seconds": sum(step.seconds for step in full.steps),
+                "quick_steps": len(quick.steps),
+                "quick_seconds": sum(step.seconds for step in quick.steps),
+            }
+        )
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        click.echo(f"{row['name']}: {row['title']} ({row['study']})")
+        for form, prefix in (("full", ""), ("--quick", "quick_")):
+            taken = duration(row[f"{prefix}seconds"])
+            click.echo(f"    {form}: {row[f'{prefix}steps']} steps, about {taken} on 2 cores")
+
+
+def _leave(number: int, _: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
