@@ -25,7 +25,7 @@ def worker(node: int, address: str, port: int, batch: int, updates: int) -> None
     import torch
     from torch import nn
 
-    from benchmarks.peers.ddp import sent_bytes
+    from benchmarks.peers.ddp_update import sent_bytes
     from paceline import models
     from paceline.cost.split import Division
     from paceline.exchange.allreduce import AllReduce
@@ -97,7 +97,7 @@ def contest(lab: Any, kind: str, port: int, options: argparse.Namespace) -> tupl
         if kind == "partition":
             command = ["benchmarks.partition", "--worker", str(node), address, str(port), *sizes]
         else:
-            command = ["benchmarks.peers.ddp", *sizes]
+            command = ["benchmarks.peers.ddp_update", *sizes]
         done = lab.run(
             [sys.executable, "-m", *command],
             on=HOSTS[node],

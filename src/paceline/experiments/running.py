@@ -31,6 +31,7 @@ from typing import IO, Any
 import tomli_w
 
 from paceline.config import config_from
+from paceline.config.environment import child_environment
 from paceline.errors import ConfigError, RunDirectoryError, UserError
 from paceline.experiments.outcome import Outcome, load_outcome, read_object
 from paceline.experiments.spec import Experiment, Step
@@ -171,7 +172,7 @@ def command_of(work: Work, *, resuming: bool = False) -> list[str]:
         command += ["--engine", step.engine] if step.engine else []
         command += ["--resume"] if resuming else []
     elif step.kind == "peer":
-        command = [sys.executable, str(peer_program(step.peer)), str(work.config)]
+        command = [sys.executable, "-m", f"{'.'.join(PEERS)}.{step.peer}", str(work.config)]
         command += ["--result", str(work.result)]
         command += ["--processes", str(step.processes)] if step.processes else []
     else:
@@ -187,13 +188,12 @@ def command_of(work: Work, *, resuming: bool = False) -> list[str]:
     return command
 
 
-def peer_program(name: str) -> Path:
-    """The file of a peer: in the source tree of Paceline, or under the current directory."""
+def peer_root(name: str) -> Path | None:
+    """Where the peer's file is: Paceline's source tree, or the current directory; None: nowhere."""
     for root in (Path(__file__).resolve().parents[3], Path.cwd()):
-        path = root.joinpath(*PEERS, f"{name}.py")
-        if path.is_file():
-            return path
-    return Path(*PEERS, f"{name}.py")
+        if root.joinpath(*PEERS, f"{name}.py").is_file():
+            return root
+    return None
 
 
 def shown(command: Sequence[str]) -> str:
@@ -266,6 +266,8 @@ def why_failed(work: Work, code: int, seconds: float) -> str:
         return f"ended after {step.limit:.0f} s, its limit"
     if step.fails:
         return "" if code else "it was expected to end with an error, but did not"
+    if code and step.kind == "peer" and peer_root(step.peer) is None:
+        return f"{'/'.join(PEERS)}/{step.peer}.py is not there: peers come with the source tree"
     if code:
         return last_line(work.output) or f"ended with exit code {code}"
     if step.kind != "train" and not work.result.exists():
@@ -307,6 +309,7 @@ def _execute(command: Sequence[str], work: Work, lock: int, *, limit: float) -> 
             stderr=output,
             start_new_session=True,
             pass_fds=(lock,),
+            env=_environment(work.step),
             preexec_fn=_end_with_parent,
         )
         try:
@@ -317,6 +320,17 @@ def _execute(command: Sequence[str], work: Work, lock: int, *, limit: float) -> 
         except BaseException:
             _stop(process, signal.SIGINT)
             raise
+
+
+def _environment(step: Step) -> dict[str, str] | None:
+    """Ours; a peer's module is found in the source tree."""
+    if step.kind != "peer":
+        return None
+    root = peer_root(step.peer)
+    if root is None:
+        return None
+    paths = [str(root), child_environment({}).get("PYTHONPATH", "")]
+    return child_environment({"PYTHONPATH": os.pathsep.join(path for path in paths if path)})
 
 
 def _end_with_parent() -> None:
