@@ -30,8 +30,9 @@ from paceline.config.environment import (
     local_place,
     rank_environment,
 )
-from paceline.launch.channel import BEAT_SECONDS, Channel, Message, connect, pieces_of, take_piece
+from paceline.launch.channel import BEAT_SECONDS, Channel, Message, connect
 from paceline.launch.child import Child
+from paceline.launch.files import pieces_of, take_piece
 from paceline.launch.leftovers import SharedFiles
 from paceline.launch.rank import die_with_parent
 from paceline.local.board import Board, anonymous_memory
@@ -45,7 +46,7 @@ _QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Torch warns of every host that has a number but no name; what fails raises anyway."""
 _ANSWERS = {"race": "the race", "measure": "measuring", "links": "measuring the network"}
 """Children that print one answer as JSON, and what an error calls them."""
-BACK = ["metrics.jsonl", "run.json", "checkpoints/latest", "checkpoints/best"]
+BACK = ["metrics.jsonl", "run.json", "checkpoints/latest", "checkpoints/best", "tensorboard"]
 """What the first node sends back where the hosts share no files."""
 
 
@@ -286,10 +287,11 @@ class Agent:
             self.channel.send("error", report=report | ({"message": words} if words else {}))
 
     def send_back(self) -> None:
-        """What all nodes share is written by the first; bring it to the launcher."""
-        if self.own_run is None or self.node != 0:
+        """Bring the launcher what ranks here have seen and, of the first node, what it keeps."""
+        if self.own_run is None:
             return
-        for piece in pieces_of(self.run.path, BACK):
+        names = [f"rank-{self.first_rank + n}/events.jsonl" for n in range(self.ranks)]
+        for piece in pieces_of(self.run.path, names + (BACK if self.node == 0 else [])):
             self.channel.send("file", **piece)
 
     def failure(self, code: int) -> dict[str, Any]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import socket
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 Message = dict[str, Any]
@@ -115,33 +112,3 @@ def connect(addresses: list[tuple[str, int]], seconds: float = 5.0) -> Channel:
         "the launcher cannot be reached at " + ", ".join(failures) + ": it has ended, or a firewall"
         " stands between"
     )
-
-
-def pieces_of(root: Path, names: list[str]) -> Iterator[Message]:
-    """The files below `root`, cut into the fields of `file` messages; links become folders."""
-    for name in names:
-        place = root / name
-        files = sorted(place.rglob("*")) if place.is_dir() else [place]
-        for path in files:
-            if not path.is_file():
-                continue
-            where = str(Path(name) / path.relative_to(place)) if place.is_dir() else name
-            with path.open("rb") as file:
-                at = 0
-                while True:
-                    data = file.read(CHUNK)
-                    yield {"path": where, "at": at, "data": base64.b64encode(data).decode()}
-                    at += len(data)
-                    if len(data) < CHUNK:
-                        break
-
-
-def take_piece(root: Path, message: Message) -> None:
-    """Write one piece that `pieces_of` made below `root`, and nowhere else."""
-    path = (root / str(message["path"])).resolve()
-    if not path.is_relative_to(root.resolve()):
-        raise ValueError(f"{message['path']!r} does not lie inside the run")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb" if message["at"] == 0 else "r+b") as file:
-        file.seek(int(message["at"]))
-        file.write(base64.b64decode(message["data"]))

@@ -198,13 +198,15 @@ class Asked:
             self.process.stdin.write(json.dumps(message).encode() + b"\n")
             self.process.stdin.flush()
 
-    def last_words(self, seconds: float = ANSWER_SECONDS) -> str:
-        """Why there was no answer."""
+    def last_words(self, waited: float | None = None) -> str:
+        """Why there was no answer: it has ended, or it was `waited` for in vain."""
         self.process.kill()
         _, errors = self.process.communicate(timeout=10)
         lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
-        words = lines[-1] if lines else f"it said nothing within {seconds:.0f} s"
-        return with_remedy(words)
+        if waited is None:
+            return with_remedy(lines[-1] if lines else "it ended without a word")
+        words = f"nothing came within {waited:.0f} s (a busy host, or a login script that waits?)"
+        return f"{words}; its last words: {with_remedy(lines[-1])}" if lines else words
 
     def close(self) -> None:
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):

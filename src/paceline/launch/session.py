@@ -15,9 +15,10 @@ from paceline.config.environment import passed_variables
 from paceline.errors import WorkerError
 from paceline.launch import failures
 from paceline.launch.agent import MARKER
-from paceline.launch.channel import Message, pieces_of, take_piece
+from paceline.launch.channel import Message
 from paceline.launch.control import Control, Lost, addresses_towards
 from paceline.launch.engines import Engine, Launch, Running
+from paceline.launch.files import pieces_of, take_piece
 from paceline.launch.signals import handled
 from paceline.run import RunDirectory
 from paceline.schema import Plan, Race, decode, encode, write_json
@@ -85,6 +86,12 @@ class Session:
         """Nodes whose loss the exchange survives."""
         self.gone: set[int] = set()
         """Those of them that are lost."""
+        run = order.run.path
+        self.past = {
+            str(path.relative_to(run)): path.stat().st_size
+            for path in run.glob("rank-*/events.jsonl")
+        }
+        """What the run had seen before: hosts that share no files send what comes after it."""
 
     # --- the whole ------------------------------------------------------------
 
@@ -298,7 +305,8 @@ class Session:
             elif message["kind"] == "error":
                 self.failures.append((node, message))
             elif message["kind"] == "file":
-                take_piece(self.order.run.path, message)
+                past = self.past.get(message["path"], 0)
+                take_piece(self.order.run.path, message, after=past)
             else:
                 kept.append((node, message))
         if self.failures:
