@@ -36,9 +36,11 @@ class Traffic:
     messages_sent: int = 0
     messages_received: int = 0
     seconds: float = 0.0
-    """From the start of each operation to its end, hidden under computing or not."""
+    """While at least one operation was under way, hidden under computing or not."""
     waited: float = 0.0
     """Of those, what the computation stood still for."""
+    told: float = 0.0
+    """Of the waiting, what `Network.on_wait` was told of."""
 
     @property
     def hidden(self) -> float:
@@ -52,14 +54,28 @@ class Traffic:
             setattr(self, field.name, type(getattr(self, field.name))(0))
         return taken
 
+    def add(self, other: Traffic) -> None:
+        """Count what was taken elsewhere."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
 
 class Pending:
     """An operation under way."""
 
-    def __init__(self, network: Network, operation: str, work: Any, keep: object = None) -> None:
+    def __init__(
+        self,
+        network: Network,
+        operation: str,
+        work: Any,
+        keep: object = None,
+        ended: Sequence[float] = (),
+    ) -> None:
+        """`ended` gets the time (perf_counter) of the operation's end, where that is told."""
         self._network, self._operation, self._work = network, operation, work
         self._keep = keep  # tensors must live until the operation has ended
         self._started = time.perf_counter()
+        self._ended = ended
 
     def wait(self) -> None:
         """Return when it has ended; raise what went wrong, in the user's words."""
@@ -67,10 +83,14 @@ class Pending:
             before = time.perf_counter()
             self._work.wait()
             now = time.perf_counter()
-        # When an operation ended that nobody waited for is not known: until now at the latest.
-        self._network.count_time(seconds=now - self._started, waited=now - before)
-        if self._network.on_wait is not None:
-            self._network.on_wait(self._operation, before, now - before)
+        # When an operation ended is not always told: until now at the latest.
+        ended = self._ended[0] if self._ended and self._ended[0] < before else now
+        self._network.count_time(
+            seconds=ended - self._started,
+            waited=now - before,
+            operation=self._operation,
+            ended=ended,
+        )
         self._keep = None
 
     def settle(self) -> None:
@@ -82,6 +102,11 @@ class Pending:
 
 class Network:
     """The leaders of all nodes."""
+
+    on_wait: Callable[[str, float, float], None] | None = None
+    """Told of every wait: the operation, when (perf_counter) and how long one waited."""
+    _covered = 0.0
+    """Until when (perf_counter) communication is in `traffic.seconds`."""
 
     def __init__(
         self, group: Any, hosts: Sequence[str], *, backend: str, store: TCPStore | None = None
@@ -96,8 +121,6 @@ class Network:
         self.place = "start-up"
         """What the run is doing, for messages: "update 12"."""
         self._lock = threading.Lock()
-        self.on_wait: Callable[[str, float, float], None] | None = None
-        """Told after every operation: its name, when (perf_counter) and how long one waited."""
 
     def store(self, purpose: str) -> PrefixStore:
         """Where nodes can find each other for another group of theirs."""
@@ -132,7 +155,7 @@ class Network:
         self.count(sent=moved, received=moved, messages=2 * (self.size - 1))
         with self.explaining(name):
             work = self.group.allreduce([tensor], dist.AllreduceOptions())
-        return Pending(self, name, work, tensor)
+        return Pending(self, name, work, tensor, self._end_of(work))
 
     def reduce(self, tensor: torch.Tensor, root: int = 0, name: str = "a sum at one node") -> None:
         """Add up a tensor over all nodes at `root`."""
@@ -179,7 +202,7 @@ class Network:
             work = self.group.alltoall_base(
                 received, sent, list(received_sizes), list(sent_sizes), dist.AllToAllOptions()
             )
-        return Pending(self, name, work, (received, sent))
+        return Pending(self, name, work, (received, sent), self._end_of(work))
 
     def barrier(self, name: str = "a barrier") -> None:
         """Wait for all nodes."""
@@ -196,6 +219,14 @@ class Network:
 
     # --- counting and failing -------------------------------------------------
 
+    def _end_of(self, work: Any) -> list[float]:
+        """Gets the time when a sum ends; stays empty where the library does not tell."""
+        ended: list[float] = []
+        if self.backend == "gloo":  # a future of MPI's costs more than it tells
+            # Holds nothing but the list, or the operation and its tensors would never be freed.
+            work.get_future().add_done_callback(lambda _: ended.append(time.perf_counter()))
+        return ended
+
     def count(self, *, sent: int = 0, received: int = 0, messages: int = 1) -> None:
         """Add to the traffic; exchanges of several threads count together."""
         with self._lock:
@@ -204,11 +235,34 @@ class Network:
             self.traffic.messages_sent += messages if sent else 0
             self.traffic.messages_received += messages if received else 0
 
-    def count_time(self, *, seconds: float = 0.0, waited: float = 0.0) -> None:
-        """Add to the time of communication, and to that which computing stood still for."""
+    def count_time(
+        self,
+        *,
+        seconds: float = 0.0,
+        waited: float = 0.0,
+        operation: str = "an exchange",
+        ended: float | None = None,
+    ) -> None:
+        """Count an operation of `seconds` that ended just now, and how long computing stood still.
+
+        Operations run side by side: time that an earlier one has covered is not counted again.
+        """
+        now = time.perf_counter()
+        end = now if ended is None else ended
         with self._lock:
-            self.traffic.seconds += seconds
+            if seconds:
+                self.traffic.seconds += max(0.0, end - max(end - seconds, self._covered))
+                self._covered = max(self._covered, end)
             self.traffic.waited += waited
+            if waited and self.on_wait is not None:
+                self.traffic.told += waited
+        if waited and self.on_wait is not None:
+            self.on_wait(operation, now - waited, waited)
+
+    def take(self) -> Traffic:
+        """What was counted since the last call."""
+        with self._lock:
+            return self.traffic.take()
 
     @contextlib.contextmanager
     def explaining(self, operation: str) -> Iterator[None]:

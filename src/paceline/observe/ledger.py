@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from paceline.schema.events import Session, Span, read_run
-from paceline.schema.ledger import CATEGORIES, Ledger, RankLedger
+from paceline.schema.ledger import CATEGORIES, Exchange, Ledger, RankLedger
 
 PRIORITY: Final = (
     "start_up",  # everything before the first update is start-up, whatever it was
@@ -89,16 +89,40 @@ def book(session: Session, spans: Sequence[Span] | None = None) -> RankLedger:
         if span.name == "wait":
             for other in span.waited_for:
                 waited[other] += length / len(span.waited_for)
-    exchanged = sum(_overlap(s.start, s.end, began, ended) for s in spans if s.name == "exchange")
+    counted = count_exchange(session)
     return RankLedger(
         rank=session.rank,
         host=session.start.host,
         wall=ended - began,
         seconds=seconds,
         waited_for=dict(waited),
-        hidden=max(exchanged - seconds["communication"], 0.0),
-        bytes_sent=sum(span.bytes_sent for span in spans),
-        messages=sum(span.messages for span in spans),
+        hidden=counted.hidden if session.exchanged else _hidden(spans, session, seconds),
+        exchange=counted,
+    )
+
+
+def _hidden(spans: Sequence[Span], session: Session, seconds: Mapping[str, float]) -> float:
+    """Of what the spans show of exchanges, the part that was booked as something else."""
+    shown = sum(
+        _overlap(span.start, span.end, session.began, session.ended)
+        for span in spans
+        if span.name == "exchange"
+    )
+    return max(shown - seconds["communication"], 0.0)
+
+
+def count_exchange(session: Session) -> Exchange:
+    """What a session's updates exchanged, added up."""
+    lines = session.exchanged
+    return Exchange(
+        updates=sum(line.update is not None for line in lines),
+        bytes_sent=sum(line.bytes_sent for line in lines),
+        bytes_received=sum(line.bytes_received for line in lines),
+        messages_sent=sum(line.messages_sent for line in lines),
+        messages_received=sum(line.messages_received for line in lines),
+        seconds=sum(line.seconds for line in lines),
+        hidden=sum(line.hidden_seconds for line in lines),
+        waited=sum(line.waited_seconds for line in lines),
     )
 
 
@@ -214,6 +238,5 @@ def _add_up(parts: Sequence[RankLedger]) -> RankLedger:
         seconds={name: sum(part.seconds[name] for part in parts) for name in CATEGORIES},
         waited_for=dict(waited),
         hidden=sum(part.hidden for part in parts),
-        bytes_sent=sum(part.bytes_sent for part in parts),
-        messages=sum(part.messages for part in parts),
+        exchange=sum((part.exchange for part in parts), Exchange()),
     )

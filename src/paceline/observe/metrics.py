@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 
 @dataclass
@@ -123,6 +123,39 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
+EXCHANGE_KEYS: Final = (
+    "bytes_sent",
+    "bytes_received",
+    "messages_sent",
+    "messages_received",
+    "exchange_seconds",
+    "exchange_hidden_seconds",
+    "exchange_wait_seconds",
+)
+"""What every exchange is counted by: bytes and messages of all nodes, mean seconds of a worker."""
+
+
+def exchange_counts(traffic: Any) -> list[float]:
+    """One node's numbers of an epoch (`exchange.network.Traffic`), in the order of the keys."""
+    return [
+        float(traffic.bytes_sent),
+        float(traffic.bytes_received),
+        float(traffic.messages_sent),
+        float(traffic.messages_received),
+        traffic.seconds,
+        traffic.hidden,
+        traffic.waited,
+    ]
+
+
+def exchange_line(summed: Sequence[float], nodes: int) -> dict[str, float]:
+    """The epoch's line about the exchange, from the sums of `exchange_counts` over all nodes."""
+    return {
+        key: value / nodes if key.endswith("seconds") else int(value)
+        for key, value in zip(EXCHANGE_KEYS, summed, strict=True)
+    }
+
+
 def totals(lines: Sequence[Mapping[str, Any]], *, open_seconds: float) -> dict[str, Any]:
     """What the epochs of a run come to, for run.json; `open_seconds` went into opening the data."""
     last = lines[-1] if lines else {}
@@ -130,7 +163,13 @@ def totals(lines: Sequence[Mapping[str, Any]], *, open_seconds: float) -> dict[s
     def median(key: str) -> float:
         return statistics.median(line[key] for line in lines) if lines else 0.0
 
+    exchanged = {
+        key: sum(line[key] for line in lines)
+        for key in EXCHANGE_KEYS
+        if lines and all(key in line for line in lines)
+    }
     return {
+        **exchanged,
         "read_seconds": open_seconds + sum(line["read_seconds"] for line in lines),
         "update_seconds_median": median("update_seconds_median"),
         "epoch_seconds_median": median("seconds"),

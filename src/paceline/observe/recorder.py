@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from paceline.observe.samples import make_sampler
 from paceline.schema import RankContext
@@ -26,6 +26,7 @@ from paceline.schema.events import (
     Clock,
     End,
     Event,
+    Exchanged,
     Note,
     Sample,
     SpanName,
@@ -42,6 +43,18 @@ _MOST_PENDING: Final = 500_000
 _Entry = tuple[str, float, float, int | None, dict[str, Any] | None]
 Sampler = Callable[[float], Sample | None]
 Say = Callable[[str], None]
+
+
+class Counted(Protocol):
+    """What `exchange.network.Traffic` has counted."""
+
+    bytes_sent: int
+    bytes_received: int
+    messages_sent: int
+    messages_received: int
+    seconds: float
+    waited: float
+    told: float
 
 
 class Recorder:
@@ -77,6 +90,9 @@ class Recorder:
 
     def waited(self, operation: str, started: float, seconds: float, late: Sequence[int]) -> None:
         """This rank waited in `operation` for the ranks in `late`, the last to come."""
+
+    def exchanged(self, update: int | None, traffic: Counted) -> None:
+        """What was moved between nodes for an update, or for none of them."""
 
     def note(self, what: str, text: str, ranks: Sequence[int] = ()) -> None:
         """Something worth a sentence."""
@@ -163,6 +179,25 @@ class FileRecorder(Recorder):
         if seconds >= SHORTEST_WAIT:
             fields = {"waited_for": tuple(late), "detail": operation}
             self._pending.append(("wait", started, seconds, self.update, fields))
+
+    def exchanged(self, update: int | None, traffic: Counted) -> None:
+        now = time.perf_counter()
+        # Waiting that an exchange has counted without saying when belongs to the end of its update.
+        untold = traffic.waited - traffic.told
+        if untold >= SHORTEST_WAIT:
+            self.add("exchange", now - untold, untold, update=update, detail="an exchange")
+        self._pending.append(
+            Exchanged(
+                time=self._shift + now,
+                update=update,
+                bytes_sent=traffic.bytes_sent,
+                bytes_received=traffic.bytes_received,
+                messages_sent=traffic.messages_sent,
+                messages_received=traffic.messages_received,
+                seconds=traffic.seconds,
+                waited_seconds=traffic.waited,
+            )
+        )
 
     def note(self, what: str, text: str, ranks: Sequence[int] = ()) -> None:
         self._pending.append(

@@ -63,7 +63,8 @@ def _table(ledger: Ledger, names: tuple[str, ...]) -> Table:
             each.wall,
             *(each.seconds.get(name, 0.0) for name in names),
             each.hidden,
-            each.bytes_sent / 1e6,
+            each.exchange.bytes_sent / 1e6,
+            each.exchange.bytes_received / 1e6,
         )
         for each in ledger.ranks
     ]
@@ -72,8 +73,8 @@ def _table(ledger: Ledger, names: tuple[str, ...]) -> Table:
         title="Seconds of each rank",
         columns=(
             "rank", "host", "wall time", *(TITLES[name] for name in names),
-            "hidden exchange", "MB sent",
+            "hidden exchange", "MB sent", "MB received",
         ),
         rows=tuple(rows),
-        formats=("d", "", *(",.2f",) * (len(names) + 3)),
+        formats=("d", "", *(",.2f",) * (len(names) + 4)),
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.report.exchanged import exchanged_section
 from paceline.report.figure import Section
 from paceline.report.ledger import ledger_section
 from paceline.report.load import RunData
@@ -70,12 +71,13 @@ def _one(run: RunData) -> Report:
     )
 
 
-def _observed(run: RunData) -> tuple[Section, ...]:
+def _observed(run: RunData) -> tuple[Section | None, ...]:
     """What the events of the ranks tell; one sentence instead where there are none."""
     if not run.sessions:
         return (Section(key="ledger", title="Where the time went", text=(NO_EVENTS,)),)
     return (
         ledger_section(run),
+        exchanged_section(run),
         timeline_section(run),
         resources_section(run),
         network_section(run),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from paceline.report.exchanged import exchange_section
 from paceline.report.figure import Axis, Cell, Figure, Section, Series, Table
 from paceline.report.load import RunData
 from paceline.report.scaling import grouped
@@ -172,42 +173,6 @@ def _epochs(runs: Sequence[RunData]) -> Axis:
     """Whole epochs only, while there are few."""
     last = max(len(run.metrics) for run in runs)
     return Axis(title="epoch", ticks=tuple(float(e + 1) for e in range(last)) if last <= 12 else ())
-
-
-def exchange_section(runs: Sequence[RunData]) -> Section | None:
-    """Speed and traffic of the ways to agree, where several were tried."""
-    known = [run for run in runs if run.exchange and run.speed]
-    if len({run.exchange for run in known}) < 2:
-        return None
-    sent = [_sent_per_update(run) for run in known]
-    figures = [
-        _bars("exchange-speed", "Speed by exchange", "Median over the epochs of each run.",
-              "images/s", known, [run.speed for run in known]),
-    ]  # fmt: skip
-    if any(sent):
-        figures.append(
-            _bars("exchange-traffic", "Traffic by exchange", "Bytes that the first rank sent,"
-                  " divided by the updates of the run.", "MB sent per update", known, sent)
-        )  # fmt: skip
-    rows = tuple(
-        (run.exchange, run.model, run.hosts, run.batch, run.speed, traffic, run.accuracy, run.name)
-        for run, traffic in zip(known, sent, strict=True)
-    )
-    table = Table(
-        key="exchange",
-        title="Exchanges",
-        columns=("exchange", "model", "hosts", "batch", "images/s", "MB per update",
-                 "test accuracy", "run"),
-        rows=rows,
-        formats=("", "", "d", ",d", ",.0f", ",.3f", ".2%", ""),
-    )  # fmt: skip
-    return Section(key="exchange", title="Exchanges compared", blocks=(*figures, table))
-
-
-def _sent_per_update(run: RunData) -> float | None:
-    sent = [value for value in run.column("bytes_sent") if value is not None]
-    updates = run.number("updates")
-    return sum(sent) / updates / 1e6 if sent and updates else None
 
 
 def coordination_section(runs: Sequence[RunData]) -> Section | None:

@@ -1,7 +1,7 @@
 """What rank-*/events.jsonl holds: one line per thing that happened on a rank; no torch.
 
-`Start` opens a session (a training, or its continuation), `Span`, `Sample`, `Note` and
-`Clock` fill it, `End` closes it when the rank came that far. Times are seconds since 1970 on
+`Start` opens a session (a training, or its continuation), `Span`, `Sample`, `Exchanged`, `Note`
+and `Clock` fill it, `End` closes it when the rank came that far. Times are seconds since 1970 on
 the clock of the rank's own host; `Session.common` brings them to the first rank's clock.
 The format is described for other programs in docs/events.md.
 """
@@ -125,6 +125,31 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Exchanged:
+    """What one update moved between nodes, counted alike by every exchange.
+
+    The lines of a session add up to all that its rank sent and received. What is neither of an
+    update nor of start-up (evaluation, checkpoints) has no number.
+    """
+
+    time: float
+    update: int | None = None
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    messages_sent: int = 0
+    messages_received: int = 0
+    seconds: float = 0.0
+    """While anything was on its way: hidden under computing or waited for."""
+    waited_seconds: float = 0.0
+    """Of those, while the computation stood still."""
+
+    @property
+    def hidden_seconds(self) -> float:
+        """Seconds of communication that the computation did not wait for."""
+        return max(0.0, self.seconds - self.waited_seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Note:
     """Something worth a sentence: shares rebalanced, a worker died, a stall."""
 
@@ -145,13 +170,14 @@ class End:
     time: float
 
 
-Event = Start | Clock | Span | Sample | Note | End
+Event = Start | Clock | Span | Sample | Exchanged | Note | End
 
 _KINDS: Final[dict[str, type[Event]]] = {
     "start": Start,
     "clock": Clock,
     "span": Span,
     "sample": Sample,
+    "exchanged": Exchanged,
     "note": Note,
     "end": End,
 }
@@ -172,7 +198,7 @@ def encode_line(event: Event) -> str:
 
 def _is_left_out(event: Event, key: str, value: Any) -> bool:
     """Most spans have neither bytes nor a detail: their lines are shorter without the defaults."""
-    if not isinstance(event, Span | Note) or key in ("start", "seconds", "time"):
+    if not isinstance(event, Span | Exchanged | Note) or key in ("start", "seconds", "time"):
         return False
     # Update 0 is the first one, and says something, unlike 0 bytes.
     return value is None if key == "update" else value in (0, "", [])
@@ -196,6 +222,8 @@ def decode_line(text: str) -> Event | None:
 
 
 def _makes_sense(event: Event) -> bool:
+    if isinstance(event, Exchanged) and not math.isfinite(event.seconds + event.waited_seconds):
+        return False
     if isinstance(event, Span):
         return math.isfinite(event.start) and math.isfinite(event.seconds) and event.seconds >= 0
     return math.isfinite(event.time)
@@ -208,6 +236,7 @@ class Session:
     start: Start
     spans: tuple[Span, ...] = ()
     samples: tuple[Sample, ...] = ()
+    exchanged: tuple[Exchanged, ...] = ()
     notes: tuple[Note, ...] = ()
     clocks: tuple[Clock, ...] = ()
     end: End | None = None
@@ -231,6 +260,7 @@ class Session:
             + [span.end for span in self.spans]
             + [sample.time for sample in self.samples]
             + [note.time for note in self.notes]
+            + [exchanged.time for exchanged in self.exchanged]
         )
 
     @property
@@ -287,6 +317,7 @@ def sessions(events: Iterable[Event]) -> list[Session]:
             start=start,
             spans=tuple(e for e in group if isinstance(e, Span)),
             samples=tuple(e for e in group if isinstance(e, Sample)),
+            exchanged=tuple(e for e in group if isinstance(e, Exchanged)),
             notes=tuple(e for e in group if isinstance(e, Note)),
             clocks=tuple(e for e in group if isinstance(e, Clock)),
             end=next((e for e in reversed(group) if isinstance(e, End)), None),

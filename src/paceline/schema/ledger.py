@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 CATEGORIES: Final = (
@@ -34,6 +34,29 @@ TITLES: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """What a rank exchanged with other nodes in all, counted alike whatever the exchange."""
+
+    updates: int = 0
+    """Updates that were counted."""
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    messages_sent: int = 0
+    messages_received: int = 0
+    seconds: float = 0.0
+    """While anything was on its way: `hidden` and `waited` together."""
+    hidden: float = 0.0
+    """Under computing."""
+    waited: float = 0.0
+    """While the computation stood still."""
+
+    def __add__(self, other: Exchange) -> Exchange:
+        return Exchange(
+            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankLedger:
     """One rank's wall time."""
 
@@ -47,8 +70,8 @@ class RankLedger:
     """Of the waiting: for which rank how long. May sum to less: not every wait has a name."""
     hidden: float = 0.0
     """Seconds of exchange that cost nothing, since something else was going on."""
-    bytes_sent: int = 0
-    messages: int = 0
+    exchange: Exchange = field(default_factory=lambda: Exchange())
+    """What the rank's exchange with other nodes counted."""
 
     @property
     def shares(self) -> dict[str, float]:

@@ -14,7 +14,13 @@ from paceline.data.feed import Batch
 from paceline.errors import DivergedError, RunDirectoryError, StorageError
 from paceline.exchange.network import Traffic
 from paceline.local.memory import keep_freed_memory
-from paceline.observe.metrics import MetricsFile, Tally, totals
+from paceline.observe.metrics import (
+    MetricsFile,
+    Tally,
+    exchange_counts,
+    exchange_line,
+    totals,
+)
 from paceline.observe.recorder import Recorder
 from paceline.observe.tensorboard import TensorBoardFile
 from paceline.schema import write_json
@@ -99,6 +105,7 @@ class Trainer:
         self.signals = StopSignals(self.team.request_stop)
         self.position = Position()
         self.tally = Tally()
+        self.traffic = Traffic()
         self.goal = Goal(self.config.train.until)
         self.saved_at = -1
         self.first_loss: float | None = None
@@ -120,6 +127,7 @@ class Trainer:
 
     def run(self) -> None:
         """All epochs that are left."""
+        self.count_exchange()  # what went into start-up
         while self.position.update < self.updates:
             if reached := self.goal.reached():
                 self.view.say(reached)
@@ -172,6 +180,7 @@ class Trainer:
         with recorder.span("compute"):
             result = self.strategy.update(batch.inputs, batch.targets, total, update)
         self.team.note_busy(time.perf_counter() - start - (self.team.waited - waited))
+        self.count_exchange(update)
         self.team.note(result.loss_sum, result.correct, result.samples)
         self.tally.add(loss_sum=result.loss_sum, correct=result.correct, samples=result.samples)
         self.tally.read_seconds += batch.wait_seconds
@@ -185,6 +194,13 @@ class Trainer:
         host = "" if slowest is None else self.task.plan.nodes[slowest].host
         self.view.advance(images=batch.total, loss=loss, slowest=host)
         self.say_news()
+
+    def count_exchange(self, update: int | None = None) -> None:
+        """Keep what went between nodes since the last call: for an update, or for none."""
+        if self.task.network is not None:
+            taken = self.task.network.take()
+            self.traffic.add(taken)
+            self.recorder.exchanged(update, taken)
 
     def say_news(self) -> None:
         """Tell the user about nodes that came and went."""
@@ -251,23 +267,24 @@ class Trainer:
         improved = self.goal.note(score)
         self.write_metrics(line)
         self.position = dataclasses.replace(self.position, epoch=epoch, step=0)
-        self.tally = Tally()
+        self.tally, self.traffic = Tally(), Traffic()
         self.save(best=improved)
 
     def balance(self) -> dict[str, Any]:
         """What the epoch cost between nodes; shares follow the speeds that were measured."""
-        traffic = self.task.network.traffic.take() if self.task.network is not None else Traffic()
-        leads = self.task.network is not None
+        self.count_exchange()
+        traffic, leads = self.traffic, self.task.network is not None
         busy = self.team.sum_by_node(
             max(1e-9, self.tally.seconds - traffic.waited) if leads else 0.0, "speeds"
         )
         samples = self.team.sum_by_node(float(self.tally.samples), "speeds")
         sent = self.team.sum_by_node(float(traffic.bytes_sent), "traffic")
-        (waited,) = self.team.sum([traffic.waited], "traffic")
         line = {
-            "bytes_sent": int(sum(sent)),
+            **exchange_line(
+                self.team.sum(exchange_counts(traffic), "traffic"),
+                self.task.context.nodes - len(self.task.plan.servers),
+            ),
             "bytes_sent_most": int(max(sent)),
-            "exchange_wait_seconds": waited / self.task.context.nodes,
             "shares": [round(share / sum(self.shares), 4) for share in self.shares],
         }
         if self.config.exchange.rebalance and self.team.is_steady:
@@ -384,6 +401,7 @@ class Trainer:
     def finish(self, *, open_seconds: float) -> Outcome:
         """The summary of the run, written to run.json."""
         self.team.close()
+        self.count_exchange()
         lines = self.metrics.lines
         summary: dict[str, Any] = {
             "name": self.config.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,13 @@ from paceline.schema.events import (
     Clock,
     End,
     Event,
+    Exchanged,
     Session,
     Span,
     Start,
     encode_line,
 )
-from paceline.schema.ledger import CATEGORIES, TITLES, Ledger, RankLedger
+from paceline.schema.ledger import CATEGORIES, TITLES, Exchange, Ledger, RankLedger
 
 
 def session(
@@ -149,10 +151,36 @@ def test_what_is_booked_where(spans: Sequence[Span], expected: dict[str, float])
 
 
 def test_a_hidden_exchange_is_counted_beside_the_wall_time() -> None:
-    found = book(session(span("backward", 0, 50), span("exchange", 20, 70, bytes_sent=9)))
+    found = book(session(span("backward", 0, 50), span("exchange", 20, 70)))
     assert found.hidden == 30
     assert found.seconds["communication"] == 20
-    assert found.bytes_sent == 9
+
+
+def test_what_the_exchange_counted_is_added_up_over_updates_and_sessions() -> None:
+    line = Exchanged(
+        time=10.0,
+        update=3,
+        bytes_sent=100,
+        bytes_received=90,
+        messages_sent=4,
+        messages_received=3,
+        seconds=0.5,
+        waited_seconds=0.125,
+    )
+    outside = Exchanged(time=20.0, bytes_sent=7, messages_sent=1, seconds=0.25, waited_seconds=0.5)
+    one = replace(session(span("compute", 0, 100)), exchanged=(line, line, outside))
+    (found,) = make_ledger({0: [one, one]}).ranks
+    assert found.exchange == Exchange(
+        updates=4,
+        bytes_sent=414,
+        bytes_received=360,
+        messages_sent=18,
+        messages_received=12,
+        seconds=2.5,
+        hidden=1.5,
+        waited=1.5,
+    )
+    assert found.hidden == 1.5
 
 
 def test_a_wait_for_several_ranks_is_divided_among_them() -> None:

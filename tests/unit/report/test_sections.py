@@ -42,11 +42,11 @@ def four(tmp_path: Path) -> RunData:
 def test_one_run_has_every_section(four: RunData) -> None:
     report = make_report([four])
     assert [each.key for each in report.sections] == [
-        "asked", "race", "plan", "training", "ledger", "timeline", "resources", "network",
-        "predicted",
+        "asked", "race", "plan", "training", "ledger", "exchanged", "timeline", "resources",
+        "network", "predicted",
     ]  # fmt: skip
     keys = [each.key for each in report.figures]
-    assert len(keys) == len(set(keys)) == 13
+    assert len(keys) == len(set(keys)) == 15
     table_keys = [each.key for each in report.tables]
     assert len(table_keys) == len(set(table_keys))
 

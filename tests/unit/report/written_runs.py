@@ -14,6 +14,7 @@ from paceline.schema import Candidate, NodePlan, Plan, Race, Rejected, write_jso
 from paceline.schema.events import (
     End,
     Event,
+    Exchanged,
     Sample,
     Span,
     Start,
@@ -127,6 +128,8 @@ def write_events(path: Path, rank: int, host: str, ranks: int) -> None:
     ]  # fmt: skip
     for update in range(40):
         events += update_spans(update, rank, ranks)
+        if ranks > 1:
+            events.append(_exchanged(update, rank, ranks))
     for second in range(17):
         events.append(_sample(second, rank))
     events.append(End(time=BEGAN + 40 * UPDATE))
@@ -159,6 +162,20 @@ def update_spans(update: int, rank: int, ranks: int) -> list[Span]:
             )
         at += seconds
     return spans
+
+
+def _exchanged(update: int, rank: int, ranks: int) -> Exchanged:
+    waiting = 0.2 if ranks <= SLOW or rank != SLOW else 0.05
+    return Exchanged(
+        time=BEGAN + (update + 0.9) * UPDATE,
+        update=update,
+        bytes_sent=2_770_000,
+        bytes_received=2_770_000,
+        messages_sent=6,
+        messages_received=6,
+        seconds=waiting + 0.05,
+        waited_seconds=waiting,
+    )
 
 
 def _sample(second: int, rank: int) -> Sample:
