@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from paceline.local.base import Job, StepResult, gradients, prepare_model
+from paceline.local.common import SharedWeights
 from paceline.local.cores import set_threads
 from paceline.local.shared import SharedModel
 from paceline.local.whole import WholeOptimizer, WorkerPerRank
 
 
-class Hogwild(WorkerPerRank, WholeOptimizer):
+class Hogwild(WorkerPerRank, SharedWeights, WholeOptimizer):
     """Asynchronous: each process applies its own part's gradient as soon as it has it.
 
     A part's gradient is weighted with its samples over all samples, so that the
@@ -30,10 +30,6 @@ class Hogwild(WorkerPerRank, WholeOptimizer):
         self._shared = SharedModel(prepare_model(job), job)
         self._optimize(self._shared.model)
 
-    @property
-    def model(self) -> nn.Module:
-        return self._shared.model
-
     def update(
         self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
     ) -> StepResult:
@@ -45,10 +41,4 @@ class Hogwild(WorkerPerRank, WholeOptimizer):
     def prepare_evaluation(self) -> None:
         # Processes drift apart; here all have reached the same update.
         self._shared.board.barrier("hogwild")
-        self._shared.share_buffers(lambda name: 0)
-
-    def spread_buffers(self) -> None:
-        self._shared.share_buffers(lambda name: 0)
-
-    def load_weights(self, tensors: dict[str, torch.Tensor]) -> None:
-        self._shared.load(tensors)
+        super().prepare_evaluation()

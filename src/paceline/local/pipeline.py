@@ -12,8 +12,6 @@ from torch import nn
 from paceline.errors import DeadlineError, StrategyError, WorkerError
 from paceline.local.base import (
     Job,
-    LocalStrategy,
-    OptimizerState,
     StepResult,
     autocast,
     count_correct,
@@ -23,6 +21,7 @@ from paceline.local.base import (
     prepare_model,
     seed_step,
 )
+from paceline.local.common import PiecewiseOptimizer
 from paceline.local.cores import set_threads
 from paceline.local.cut_graph import ModelGraph, probe, trace, untouched
 from paceline.local.cut_measure import Room, balanced_cuts
@@ -33,7 +32,7 @@ from paceline.local.shared import SharedModel
 from paceline.local.stage_module import Place, build_schedule
 
 
-class Hybrid(LocalStrategy):
+class Hybrid(PiecewiseOptimizer):
     """R rows of S stages: every row takes its part of the batch in M micro-batches.
 
     The weights are shared in memory by all ranks; a rank computes the gradients of
@@ -155,10 +154,6 @@ class Hybrid(LocalStrategy):
         return self._place.is_first
 
     @property
-    def model(self) -> nn.Module:
-        return self._shared.model
-
-    @property
     def cuts(self) -> list[str]:
         """The layers that the later stages begin with."""
         graph = next(iter(self._graphs.values()))
@@ -213,21 +208,6 @@ class Hybrid(LocalStrategy):
 
     def prepare_evaluation(self) -> None:
         self._shared.share_buffers(lambda name: self._owners[name])
-
-    def scale_rate(self, factor: float) -> None:
-        self._pieces.scale_rate(factor)
-
-    def optimizer_state(self) -> OptimizerState:
-        return self._pieces.state()
-
-    def load_optimizer_state(self, state: OptimizerState) -> None:
-        self._pieces.load_state(state)
-
-    def spread_buffers(self) -> None:
-        self._shared.share_buffers(lambda name: 0)
-
-    def load_weights(self, tensors: dict[str, torch.Tensor]) -> None:
-        self._shared.load(tensors)
 
     def close(self) -> None:
         self._schedules.clear()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from paceline.errors import StrategyError
-from paceline.local.base import Job, OptimizerState, StepResult, gradients, prepare_model
+from paceline.local.base import Job, StepResult, gradients, prepare_model
+from paceline.local.common import PiecewiseOptimizer
 from paceline.local.cores import set_threads
 from paceline.local.pieces import PieceUpdate
 from paceline.local.shared import SharedModel
 from paceline.local.whole import WorkerPerRank
 
 
-class Processes(WorkerPerRank):
+class Processes(WorkerPerRank, PiecewiseOptimizer):
     """Data parallel on one node, the weights shared, gradients summed in shared memory.
 
     Every rank updates its own piece of the weights (see `pieces`). Dropout draws
@@ -39,31 +39,9 @@ class Processes(WorkerPerRank):
         )
         self._pieces.publish_while_computing()
 
-    @property
-    def model(self) -> nn.Module:
-        return self._shared.model
-
     def update(
         self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
     ) -> StepResult:
         result = gradients(self.job, self.model, inputs, targets, total, step, self.worker)
         self._pieces.step()
         return result
-
-    def prepare_evaluation(self) -> None:
-        self._shared.share_buffers(lambda name: 0)
-
-    def scale_rate(self, factor: float) -> None:
-        self._pieces.scale_rate(factor)
-
-    def optimizer_state(self) -> OptimizerState:
-        return self._pieces.state()
-
-    def load_optimizer_state(self, state: OptimizerState) -> None:
-        self._pieces.load_state(state)
-
-    def spread_buffers(self) -> None:
-        self._shared.share_buffers(lambda name: 0)
-
-    def load_weights(self, tensors: dict[str, torch.Tensor]) -> None:
-        self._shared.load(tensors)
