@@ -234,3 +234,34 @@ def test_groups_and_a_bound_on_staleness(make_nodes: MakeNodes) -> None:
     last = nodes.lines()[-1]
     assert last["server_updates"] == 2 * 40
     assert last["staleness_largest"] <= 3
+
+
+@pytest.mark.slow
+def test_server_groups_learn_digits(make_nodes: MakeNodes) -> None:
+    """Four workers in two groups, each bound to a server group of two shards (SINGA)."""
+    options = {"exchange__groups": 2, "exchange__server_groups": 2, "train__epochs": 8}
+    nodes = make_nodes(4, 4, **(DIGITS | options))
+    nodes.start()
+    for node in range(8):
+        code, output = nodes.ends(node)
+        assert code == 0, output
+    last = nodes.lines()[-1]
+    assert last["test_accuracy"] >= 0.95
+    # One update of each worker group per global batch, 23 of which are an epoch.
+    assert last["server_updates"] == 2 * 8 * 23
+    assert nodes.staleness()["mixes"] >= 2 * 8 * 23 // 4
+
+
+def test_a_worker_of_a_later_server_group_dies_and_the_group_goes_on(make_nodes: MakeNodes) -> None:
+    nodes = make_nodes(3, 2, exchange__mode="async", exchange__server_groups=2, train__epochs=2)
+    nodes.pace.write_text("0.1")
+    nodes.start()
+    nodes.until(lambda: (nodes.run / "checkpoints" / "latest").exists())
+    nodes.kill(2)
+    nodes.pace.unlink()
+    for node in (0, 1, 3, 4):
+        code, output = nodes.ends(node)
+        assert code == 0, output
+    (lost,) = nodes.staleness()["workers"]
+    assert lost.startswith("worker 2 on host-2 was lost at update "), lost
+    assert nodes.lines()[-1]["epoch"] == 2

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import queue
+import threading
+from typing import Any, cast
 
 import pytest
 import torch
 
 from paceline.errors import ConfigError, UnsupportedError
-from paceline.exchange.members import Member, Round, group_of, must_wait
+from paceline.exchange.copies import Copy, Word, Words, take_copy
+from paceline.exchange.groups import check_groups, group_of, server_group, server_groups
+from paceline.exchange.members import Member, Round, must_wait
 from paceline.exchange.shard import Shard, whole_state
 from paceline.exchange.shards import shard_bounds, slices
 from paceline.exchange.staleness import Staleness
-from paceline.exchange.wire import Request
-from paceline.schema import NodePlan, Plan
+from paceline.exchange.wire import Answer, Link, Request
+from paceline.schema import ExchangeSettings, NodePlan, Plan
 
 
 @pytest.mark.parametrize("elements", [1, 15, 100, 12_345])
@@ -92,6 +97,108 @@ def test_groups() -> None:
     assert [group_of(i, 4, "sync", 2) for i in range(4)] == [0, 0, 0, 0]
     assert [group_of(i, 5, "async", 2) for i in range(5)] == [0, 0, 0, 1, 1]
     assert [group_of(i, 2, "async", 9) for i in range(2)] == [0, 1]
+
+
+def settled(workers: int, servers: int) -> Plan:
+    nodes = [NodePlan(host=f"h{n}") for n in range(workers + servers)]
+    return plan(*nodes).with_servers(servers)
+
+
+def test_every_worker_group_is_bound_to_one_server_group() -> None:
+    options = ExchangeSettings(mode="async", groups=4, servers=4, server_groups=2)
+    one, other = server_groups(settled(8, 4), options)
+    assert (one.servers, other.servers) == ((8, 9), (10, 11))
+    assert [(node, group) for node, _, group in one.workers] == [(0, 0), (1, 0), (2, 1), (3, 1)]
+    assert [(node, group) for node, _, group in other.workers] == [(4, 2), (5, 2), (6, 3), (7, 3)]
+    # A worker that comes back, and one that nobody planned.
+    assert [server_group(node, 8, options) for node in (3, 12)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("workers", "options", "words"),
+    [
+        (4, {"server_groups": 3}, "exchange.server_groups = 3 does not divide 4 servers"),
+        (4, {"server_groups": 4, "groups": 2}, "leaves a server group without workers"),
+        (2, {"server_groups": 4}, "there are 2 worker groups of 2 workers: use 2 or fewer"),
+    ],
+)
+def test_groups_that_cannot_be(workers: int, options: dict[str, int], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_groups(settled(workers, 4), ExchangeSettings(mode="async", **options))
+
+
+def test_copies_of_the_weights_need_asynchronous_workers() -> None:
+    with pytest.raises(ConfigError, match=r"server_groups = 2 needs exchange.mode = 'async'"):
+        ExchangeSettings(server_groups=2)
+
+
+class Held:
+    """A server's weights, and how many updates it has done."""
+
+    def __init__(self) -> None:
+        self.weights = torch.zeros(3)
+        self.stop = 0
+
+    def tell_word(self) -> Word:
+        return Word(updates=7, told=[1.0, 2.0, 3.0])
+
+    def copy_of_weights(self) -> torch.Tensor:
+        return self.weights.clone()
+
+    def add_to_weights(self, change: torch.Tensor) -> None:
+        self.weights += change
+
+    def hear_stop(self, stop: int) -> None:
+        self.stop = stop
+
+
+class End:
+    """One end of a link inside this process."""
+
+    def __init__(self, out: queue.Queue[Any], into: queue.Queue[Any]) -> None:
+        self.ask = self.send = self.send_text = self.answer = out.put
+        self.answered = self.asked = lambda: into.get(timeout=10)
+        self.text = self.receive = lambda _: into.get(timeout=10)
+
+
+def test_what_all_copies_have_done_adds_up_and_nothing_is_lost_on_the_way() -> None:
+    first, late, words = Held(), Held(), Words([5])
+    there: queue.Queue[Any] = queue.Queue()
+    back: queue.Queue[Any] = queue.Queue()
+    here, other = End(there, back), End(back, there)
+    meanwhile = [100.0, 0.0]
+
+    def hear(text: str) -> Answer:
+        words.hear(5, text)
+        late.weights += meanwhile.pop(0)  # workers push while the copy is under way
+        return Answer(stop=4)
+
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        first.weights += tensor
+        return first.weights.clone()
+
+    def answer() -> None:
+        for _ in range(2):
+            take_copy(cast(Link, other), cast(End, other).asked(), hear, change, first.weights)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    copy = Copy(late, cast(Link, here), every=2)
+    first.weights += 1
+    late.weights += 10
+    copy.turn(2)
+    assert first.weights.tolist() == [11.0] * 3
+    assert late.weights.tolist() == [111.0] * 3
+    assert late.stop == 4
+    copy.turn(3, last=True)
+    thread.join()
+    assert first.weights.tolist() == late.weights.tolist() == [111.0] * 3
+    report = {"staleness": {"0": 2}, "updates": 5, "training": 1, "progress": 3}
+    report |= {"bytes_sent": 0, "bytes_received": 0}
+    added = words.added_to(report)
+    assert (added["updates"], added["training"], added["mixes"]) == (12, 2, 2)
+    words.finish(5)
+    assert words.added_to(report)["training"] == 1
 
 
 def test_staleness_of_several_servers() -> None:

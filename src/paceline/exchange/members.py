@@ -51,19 +51,6 @@ class Round:
         return bool(self.received) and missing <= backup
 
 
-def group_of(index: int, workers: int, mode: str, groups: int | None) -> int:
-    """The group of the worker with this index: one for all, one each, or `groups` equal ones.
-
-    >>> [group_of(i, 4, "async", 2) for i in range(4)]
-    [0, 0, 1, 1]
-    >>> [group_of(i, 3, "async", None) for i in range(3)], group_of(2, 3, "sync", None)
-    ([0, 1, 2], 0)
-    """
-    if mode == "sync":
-        return 0
-    return index if groups is None else min(index, workers - 1) * min(groups, workers) // workers
-
-
 def must_wait(member: Member, members: Iterable[Member], bound: int | None) -> bool:
     """Whether a member is too far ahead of the slowest to get its answer yet."""
     others = [other.clock for other in members if other.active and other is not member]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from paceline.errors import WorkerError
+from paceline.exchange.groups import server_group, server_groups
 from paceline.exchange.meeting import Meeting
 from paceline.exchange.network import Network, Traffic
 from paceline.exchange.wire import Answer, Kind, Link, LostError, Request
@@ -20,7 +21,7 @@ Vectors = Sequence[torch.Tensor]
 
 
 class Served(Network):
-    """Connections to all servers, and what servers have last said.
+    """Connections to all servers of this worker's group, and what they have last said.
 
     Nothing is ever sent from worker to worker: what workers need to know of each
     other (sums, who is still training, the wish to stop) the first server keeps.
@@ -36,7 +37,9 @@ class Served(Network):
         self._lock = threading.Lock()
         self.options, self.deadline = options, deadline
         self.asynchronous = options.mode == "async"
-        self.servers = plan.servers
+        planned = min(plan.servers)
+        bound = server_group(context.node, planned, options)
+        self.servers = server_groups(plan, options)[bound].servers
         self.version = 0
         self.stop_at = 0
         self.news = 0
@@ -46,7 +49,7 @@ class Served(Network):
         self._meeting = Meeting(context, deadline=deadline)
         # Servers give a silent worker up after `deadline`: those who wait for it wait longer.
         self.arrival = self._meeting.announce(
-            context.node, self.hosts[context.node], max(self.servers)
+            context.node, self.hosts[context.node], max(plan.servers)
         )
         self.links: list[Link] = [
             self._meeting.link(server, self.rank, self.arrival, self.traffic, patience=2 * deadline)

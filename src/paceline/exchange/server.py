@@ -2,103 +2,79 @@
 
 Workers belong to groups. A group's gradients are added up and applied as one update
 when all of it (or all but `backup`) have pushed: one group of all workers is
-synchronous training, one group per worker is Downpour.
+synchronous training, one group per worker is Downpour. With several server groups
+this is one server of one of them: see `copies.py`.
 """
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 
 from paceline.errors import PacelineError, WorkerError
-from paceline.exchange.meeting import Meeting
-from paceline.exchange.members import Member, Round, group_of, must_wait
+from paceline.exchange.answering import Answering, EndedError, Place
+from paceline.exchange.copies import Copy, Word
+from paceline.exchange.groups import group_of, server_group
+from paceline.exchange.meeting import Arrival, Meeting
+from paceline.exchange.members import Member
 from paceline.exchange.network import Traffic
 from paceline.exchange.shard import Shard
-from paceline.exchange.staleness import Staleness, rate_correction
-from paceline.exchange.wire import Answer, Kind, Link, LostError, Request
+from paceline.exchange.wire import Answer, Kind, Link, LostError
 from paceline.schema import ExchangeSettings
 
-KEPT_SUMS = 64
 LOOK_SECONDS = 0.2
 """Between two looks for workers that want to join."""
 
 
-class EndedError(Exception):
-    """The run has failed: whoever waits is told so."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """A server among servers and workers."""
-
-    node: int
-    number: int
-    """Among the servers; the first one also keeps sums, tallies and the wish to stop."""
-    workers: Sequence[tuple[int, str]]
-    """Node and host of every planned worker."""
-
-
-class Server:
-    """What the threads of one server share."""
+class Server(Answering):
+    """A server from its start to the end of its last worker."""
 
     def __init__(
         self, shard: Shard, place: Place, options: ExchangeSettings, *, start: int, patience: float
     ) -> None:
-        self.shard, self.place, self.options = shard, place, options
-        self.synchronous = options.mode == "sync"
-        self.version = start
-        self.patience = patience
-        self.members = {
-            node: Member(node, host, self._group(index), start, start - 1, start)
-            for index, (node, host) in enumerate(place.workers)
-        }
-        self.rounds: dict[int, Round] = {}
-        self.staleness = Staleness()
-        self.news: list[str] = []
-        self.failure: str | None = None
-        self._turn = threading.Condition()
-        self._sums: dict[tuple[int, int], dict[int, torch.Tensor]] = {}
-        self._told = [0.0, 0.0, 0.0]
-        self._stop_wished = False
-        self._stop_at = 0
-        self._traffic: list[Traffic] = []
+        super().__init__(shard, place, options, start=start, patience=patience)
         self._threads: list[threading.Thread] = []
-
-    def _group(self, index: int) -> int:
-        workers = len(self.place.workers)
-        return group_of(index, workers, self.options.mode, self.options.groups)
-
-    # --- the life of a server ---------------------------------------------------
 
     def run(self, meeting: Meeting, tick: Callable[[int], None]) -> None:
         """Serve until every worker is done; `tick` is told the updates from time to time."""
-        for member in list(self.members.values()):
+        for member in (*self.members.values(), *self.copies.values()):
             self._attend(meeting, member, 0)
+        copy = self._copy(meeting)
         arrivals = 0
         looking = meeting.takes_arrivals
-        while self.failure is None and any(member.active for member in self.members.values()):
+        while self.failure is None and self._is_needed:
             with self._turn:
                 self._turn.wait(LOOK_SECONDS)
             tick(self.version)
+            self._mix(copy)
             try:
                 while looking and (arrival := meeting.arrival(arrivals + 1)) is not None:
                     arrivals += 1
-                    index = arrival.node if arrival.node in self.members else len(self.members)
-                    known = self.members.get(index)
-                    group = known.group if known else self._group(arrival.node)
-                    newcomer = Member(arrival.node, arrival.host, group, expected=False)
-                    self._attend(meeting, newcomer, arrivals)
+                    self._welcome(meeting, arrival)
             except RuntimeError:
                 looking = False  # the first node, which keeps the store, has left
+        self._mix(copy, last=True)
         for thread in self._threads:
             thread.join(self.patience)
         if self.failure is not None:
             raise WorkerError(self.failure)
+
+    @property
+    def _is_needed(self) -> bool:
+        return any(member.active for member in (*self.members.values(), *self.copies.values()))
+
+    def _welcome(self, meeting: Meeting, arrival: Arrival) -> None:
+        """Attend to a worker that came later, if it belongs to this server's group."""
+        workers = self.place.workers
+        if server_group(arrival.node, workers, self.options) != self.place.group.number:
+            return
+        known = self.members.get(arrival.node)
+        planned = group_of(arrival.node, workers, self.options.mode, self.options.groups)
+        group = known.group if known else planned
+        newcomer = Member(arrival.node, arrival.host, group, expected=False)
+        self._attend(meeting, newcomer, arrival.number)
 
     def _attend(self, meeting: Meeting, member: Member, arrival: int) -> None:
         traffic = Traffic()
@@ -153,11 +129,16 @@ class Server:
             member.lost = True
             left = sum(other.active for other in self.members.values())
             text = f"{member.name} {how} at update {self.version}"
-            if member.node == self.place.workers[0][0]:
+            if member.node == 0:
                 self.failure = (
                     f"{text}, and it writes the checkpoints: go on from the last one with --resume"
                 )
-            elif left == 0:
+            elif member.node in self.copies:
+                self.failure = (
+                    f"the server {member.host} {how} at update {self.version}: go on from the last"
+                    " checkpoint with --resume"
+                )
+            elif left == 0 and self.place.group.number == 0:
                 self.failure = f"{text}, and no worker is left: go on with --resume"
             else:
                 self.news.append(f"{text}; going on with {left} worker{'s' * (left > 1)}")
@@ -165,187 +146,66 @@ class Server:
                 self._advance(group)
             self._turn.notify_all()
 
-    # --- requests -----------------------------------------------------------------
+    # --- other copies of the weights ------------------------------------------------
 
-    def _handle(self, member: Member, link: Link, request: Request) -> None:
-        kind = Kind(request.kind)
-        if kind is Kind.ALIVE:
+    def _copy(self, meeting: Meeting) -> Copy | None:
+        """This server's way to the first group, if it belongs to another one."""
+        if self.place.group.number == 0:
+            return None
+        traffic = Traffic()
+        self._traffic.append(traffic)
+        first = self.place.groups[0].servers[self.place.number]
+        link = meeting.link(first, self.place.node, 0, traffic, patience=2 * self.patience)
+        return Copy(self, link, every=self.options.mix_every)
+
+    def _mix(self, copy: Copy | None, *, last: bool = False) -> None:
+        if copy is None or self.failure is not None:
             return
-        if kind is Kind.HELLO:
-            self._hello(member, link, request)
-        elif kind is Kind.PUSH:
-            self._push(member, link, request)
-        elif kind is Kind.PULL:
-            self._answer_weights(member, link)
-        elif kind is Kind.TOTAL:
-            values = link.receive(torch.empty(request.length, dtype=torch.float64))
-            total = self._total(member, request, values)
-            link.answer(self._answer())
-            link.send(total)
-        elif kind is Kind.REPORT:
-            text = json.dumps(self._report(member, request))
-            link.answer(self._answer(length=len(text.encode())))
-            link.send_text(text)
-        elif kind is Kind.STATE:
-            self._send_state(link)
-        elif kind is Kind.DONE:
-            self._done(member, request)
-            link.answer(self._answer())
-
-    def _answer(self, *, version: int | None = None, length: int = 0) -> Answer:
-        return Answer(
-            version=self.version if version is None else version,
-            stop=self._stop_at,
-            news=len(self.news),
-            length=length,
-        )
-
-    def _answer_weights(self, member: Member, link: Link, start: int | None = None) -> None:
-        with self._turn:
-            copy = self.shard.weights.clone()  # the next update may come while it is sent
-            member.pulled = self.version
-            answer = self._answer(version=start)
-        link.answer(answer)
-        link.send(copy)
-
-    def _hello(self, member: Member, link: Link, request: Request) -> None:
-        start = request.update
-        with self._turn:
-            if request.joins:
-                before = self.members.get(member.node)
-                if before is not None and before.active:
-                    raise EndedError(f"{before.name} is still training")
-                if self.place.number == 0 and self.synchronous:
-                    start = self.version
-                elif self.place.number == 0:
-                    clocks = [other.clock for other in self.members.values() if other.active]
-                    start = min(clocks, default=self.version)
-                member.clock = member.joined_at = start
-                member.expected = True
-                self.members[member.node] = member
-                for round_ in self.rounds.values():  # what its forerunner pushed went with it
-                    round_.received.pop(member.node, None)
-                count = sum(other.active for other in self.members.values())
-                self.news.append(
-                    f"{member.name} joined at update {self.version}; going on with {count} workers"
+        try:
+            with torch.no_grad():
+                copy.turn(self.version - self.start, last=last)
+            if last:
+                copy.close()
+        except (LostError, WorkerError) as error:
+            with self._turn:
+                self.failure = (
+                    f"{self.place.hosts[self.place.node]} lost the first server group at update"
+                    f" {self.version}: go on from the last checkpoint with --resume ({error})"
                 )
-        self._answer_weights(member, link, start)
+                self._turn.notify_all()
 
-    def _push(self, member: Member, link: Link, request: Request) -> None:
-        if member.gradient is None:
-            member.gradient = torch.empty_like(self.shard.weights)
-        link.receive(member.gradient)
+    def tell_word(self) -> Word:
+        """What the first group hears of this one; what is new is told once."""
         with self._turn:
-            self._tell(request)
-            if not (self.synchronous and request.update < self.version):  # not overtaken
-                round_ = self.rounds.setdefault(member.group, Round())
-                round_.received[member.node] = request
-                self._advance(member.group)
-                while not round_.applied:
-                    self._wait()
-            member.clock = request.update + 1
-            self._turn.notify_all()
-            while not self.synchronous and must_wait(
-                member, self.members.values(), self.options.max_staleness
-            ):
-                self._wait()
-        self._answer_weights(member, link)
+            told, self._told = self._told, [0.0, 0.0, 0.0]
+            news, self._news_told = self.news[self._news_told :], len(self.news)
+            return Word(
+                training=max(1, sum(member.active for member in self.members.values())),
+                progress=sum(member.clock for member in self.members.values()),
+                updates=self.version - self.start,
+                staleness=self.staleness.encoded(),
+                bytes_sent=sum(traffic.bytes_sent for traffic in self._traffic),
+                bytes_received=sum(traffic.bytes_received for traffic in self._traffic),
+                news=news,
+                told=told,
+                stop=self._stop_wished,
+            )
 
-    def _wait(self) -> None:
-        self._turn.wait(0.5)
-        if self.failure is not None:
-            raise EndedError
-
-    def _advance(self, group: int) -> None:
-        """Apply what a group has pushed, if that is all."""
-        round_ = self.rounds.get(group)
-        backup = self.options.backup if self.synchronous else 0
-        members = [member for member in self.members.values() if member.group == group]
-        if round_ is None or not round_.is_complete(members, backup):
-            return
-        # By number and not as they came: the same sum in every run.
-        nodes = sorted(round_.received)
-        gradient = self.members[nodes[0]].gradient
-        for node in nodes[1:]:
-            gradient.add_(self.members[node].gradient)
-        requests = [round_.received[node] for node in nodes]
-        samples, total = sum(request.samples for request in requests), requests[0].total
-        if self.synchronous and samples and samples != total:
-            gradient.mul_(total / samples)  # the mean over those that came
-        staleness = self.version - min(self.members[node].pulled for node in nodes)
-        self.staleness.add(staleness)
-        rate = requests[0].rate
-        if self.options.correct_staleness and not self.synchronous:
-            rate *= rate_correction(staleness)
-        self.shard.apply(gradient, rate)
-        self.version += 1
-        if self._stop_wished and not self._stop_at:
-            self._stop_at = self.version if self.synchronous else 1
-        round_.applied = True
-        del self.rounds[group]
-        self._turn.notify_all()
-
-    def _total(self, member: Member, request: Request, values: torch.Tensor) -> torch.Tensor:
-        """Numbers added up over all members of an update."""
-        key = (request.update, request.sequence)
+    def copy_of_weights(self) -> torch.Tensor:
+        """The shard's weights as they are now."""
         with self._turn:
-            parts = self._sums.setdefault(key, {})
-            parts[member.node] = values
-            self._turn.notify_all()
-            while any(
-                other.active and other.joined_at < request.update and other.node not in parts
-                for other in self.members.values()
-            ):
-                self._wait()
-            while len(self._sums) > KEPT_SUMS:
-                self._sums.pop(next(iter(self._sums)))
-            # A worker beyond the plan counts itself among the nodes: its vectors may be longer.
-            result = torch.zeros(max(len(part) for part in parts.values()), dtype=torch.float64)
-            for node in sorted(parts):
-                result[: len(parts[node])] += parts[node]
-            return result[: len(values)]
+            return self.shard.weights.clone()
 
-    def _tell(self, request: Request) -> None:
-        told = (request.loss_sum, request.correct, request.seen)
-        self._told = [a + b for a, b in zip(self._told, told, strict=True)]
-        if request.stop:
-            self._stop_wished = True
-            if not self.synchronous:
-                self._stop_at = 1
-
-    def _report(self, member: Member, request: Request) -> dict[str, object]:
+    def add_to_weights(self, change: torch.Tensor) -> None:
+        """What other groups have done to the weights."""
         with self._turn:
-            self._tell(request)
-            told = self._told
-            if request.sequence:
-                self._told = [0.0, 0.0, 0.0]
-            others = [other for other in self.members.values() if other is not member]
-            return {
-                "updates": self.version,
-                "staleness": self.staleness.encoded(),
-                "bytes_sent": sum(traffic.bytes_sent for traffic in self._traffic),
-                "bytes_received": sum(traffic.bytes_received for traffic in self._traffic),
-                "news": self.news,
-                "told": told,
-                "training": sum(other.active for other in others),
-                "progress": sum(other.clock for other in others),
-            }
+            self.shard.weights.add_(change)
 
-    def _send_state(self, link: Link) -> None:
-        with self._turn:
-            whole, numbers = self.shard.entries()
-            vectors = [self.shard.entry(name) for name in whole]
-            weights = self.shard.weights.clone()
-        text = json.dumps({"whole": whole, "numbers": numbers})
-        link.answer(self._answer(length=len(text.encode())))
-        link.send_text(text)
-        for vector in (weights, *vectors):
-            link.send(vector)
+    def hear_stop(self, stop: int) -> None:
+        """The first group says that all stop."""
+        if stop:
+            with self._turn:
+                self._stop_wished, self._stop_at = True, 1
 
-    def _done(self, member: Member, request: Request) -> None:
-        with self._turn:
-            self._tell(request)
-            member.done = True
-            for group in list(self.rounds):
-                self._advance(group)
-            self._turn.notify_all()
+
+__all__ = ["Place", "Server"]

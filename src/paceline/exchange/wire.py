@@ -22,7 +22,7 @@ from paceline.exchange.network import Traffic
 
 
 class Kind(IntEnum):
-    """What a worker asks of a server."""
+    """What a worker, or a server of another group, asks of a server."""
 
     HELLO = 1
     PUSH = 2
@@ -32,6 +32,7 @@ class Kind(IntEnum):
     STATE = 6
     DONE = 7
     ALIVE = 8
+    MIX = 9
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -240,8 +240,19 @@ class ExchangeSettings:
     """For async: divide a late gradient's rate by its staleness."""
     groups: int | None = rule(default=None, minimum=1)
     """For async: worker groups, synchronous inside; each worker alone when left out."""
+    server_groups: int = rule(default=1, minimum=1)
+    """For async: groups of servers with a whole copy of the weights each; `servers` counts all."""
+    mix_every: int = rule(default=4, minimum=1)
+    """With server_groups: updates of a group between two exchanges with the first one."""
     rebalance: bool = True
     """Change shares between epochs when the measured speeds of nodes drift."""
+
+    def __post_init__(self) -> None:
+        if self.server_groups > 1 and self.mode == "sync":
+            raise ConfigError(
+                f"exchange.server_groups = {self.server_groups} needs exchange.mode = 'async':"
+                " copies of the weights that wait for each other are one copy"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

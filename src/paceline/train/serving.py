@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from paceline.errors import DeadlineError, UnsupportedError
+from paceline.exchange.groups import check_groups, server_groups
 from paceline.exchange.meeting import Meeting
 from paceline.exchange.served import Served
 from paceline.exchange.server import Place, Server
@@ -36,10 +37,12 @@ def check_served(config: Config, plan: Plan) -> None:
             "an optimizer of one's own cannot be cut into the shards of servers: use sgd, adam or"
             " adamw, or exchange.kind = 'allreduce'"
         )
-    if config.optimizer.clip_norm is not None and len(plan.servers) > 1:
+    check_groups(plan, config.exchange)
+    shards = len(plan.servers) // config.exchange.server_groups
+    if config.optimizer.clip_norm is not None and shards > 1:
         raise UnsupportedError(
-            f"optimizer.clip_norm needs the whole gradient in one place, but there are"
-            f" {len(plan.servers)} servers: use exchange.servers = 1, or 'allreduce'"
+            f"optimizer.clip_norm needs the whole gradient in one place, but {shards} servers share"
+            " it: use one server (for each server group), or 'allreduce'"
         )
 
 
@@ -60,25 +63,22 @@ def serve(task: Task) -> int:
             saved, weights, state = Checkpoints(task.run.checkpoints, 1).load(newest)
             model.load_state_dict(weights)
             start = saved.position.update
-        number = plan.servers.index(context.node)
+        place = Place(
+            node=context.node,
+            groups=server_groups(plan, config.exchange),
+            hosts=[node.host for node in plan.nodes],
+        )
         shard = Shard(
             [(name, p) for name, p in model.named_parameters() if p.requires_grad],
             parts.build_optimizer,
-            number=number,
-            servers=len(plan.servers),
+            number=place.number,
+            servers=len(place.group.servers),
             clip_norm=config.optimizer.clip_norm,
         )
         shard.load(state)
     finally:
         parts.dataset.close()
-    workers = [(n, node.host) for n, node in enumerate(plan.nodes) if node.role == "worker"]
-    server = Server(
-        shard,
-        Place(node=context.node, number=number, workers=workers),
-        config.exchange,
-        start=start,
-        patience=config.train.deadline,
-    )
+    server = Server(shard, place, config.exchange, start=start, patience=config.train.deadline)
     meeting = Meeting(context, deadline=config.train.deadline)
     try:
         with _without_interrupts():
@@ -222,6 +222,7 @@ class ServedTeam(Team):
             "updates": staleness.updates,
             "histogram": staleness.encoded(),
             "workers": reports[0]["news"],
+            "mixes": sum(report["mixes"] for report in reports),
         }
         with contextlib.suppress(OSError):
             write_json(self.run.path / "staleness.json", found)

@@ -1,0 +1,291 @@
+"""What a server answers: pushes, pulls, sums, reports. One lock around all of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from paceline.exchange.copies import Words, take_copy
+from paceline.exchange.groups import ServerGroup, counterparts
+from paceline.exchange.members import Member, Round, must_wait
+from paceline.exchange.network import Traffic
+from paceline.exchange.shard import Shard
+from paceline.exchange.staleness import Staleness, rate_correction
+from paceline.exchange.wire import Answer, Kind, Link, Request
+from paceline.schema import ExchangeSettings
+
+KEPT_SUMS = 64
+
+
+class EndedError(Exception):
+    """The run has failed: whoever waits is told so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A server among servers and workers."""
+
+    node: int
+    groups: Sequence[ServerGroup]
+    """All server groups of the run."""
+    hosts: Sequence[str]
+    """Of all nodes."""
+
+    @property
+    def group(self) -> ServerGroup:
+        """The server group that this server belongs to."""
+        return next(group for group in self.groups if self.node in group.servers)
+
+    @property
+    def number(self) -> int:
+        """Among its group's servers; the first also keeps sums, tallies and the wish to stop."""
+        return self.group.servers.index(self.node)
+
+    @property
+    def workers(self) -> int:
+        """Planned workers of all groups."""
+        return sum(len(group.workers) for group in self.groups)
+
+
+class Answering:
+    """What the threads of one server share, and how each request is answered."""
+
+    def __init__(
+        self, shard: Shard, place: Place, options: ExchangeSettings, *, start: int, patience: float
+    ) -> None:
+        self.shard, self.place, self.options = shard, place, options
+        self.synchronous = options.mode == "sync"
+        self.version = self.start = start
+        self.patience = patience
+        self.members = {
+            node: Member(node, host, group, start, start - 1, start)
+            for node, host, group in place.group.workers
+        }
+        others = counterparts(place.groups, place.number) if place.group.number == 0 else []
+        self.copies = {node: Member(node, place.hosts[node], -1) for node in others}
+        """Servers of other groups that hold the same shard, where this is the first group's."""
+        self.words = Words(others)
+        self.rounds: dict[int, Round] = {}
+        self.staleness = Staleness()
+        self.news: list[str] = []
+        self.failure: str | None = None
+        self._turn = threading.Condition()
+        self._sums: dict[tuple[int, int], dict[int, torch.Tensor]] = {}
+        self._told = [0.0, 0.0, 0.0]
+        self._news_told = 0
+        self._stop_wished = False
+        self._stop_at = 0
+        self._traffic: list[Traffic] = []
+
+    # --- requests -----------------------------------------------------------------
+
+    def _handle(self, member: Member, link: Link, request: Request) -> None:
+        kind = Kind(request.kind)
+        if kind is Kind.ALIVE:
+            return
+        if kind is Kind.HELLO:
+            self._hello(member, link, request)
+        elif kind is Kind.PUSH:
+            self._push(member, link, request)
+        elif kind is Kind.PULL:
+            self._answer_weights(member, link)
+        elif kind is Kind.TOTAL:
+            values = link.receive(torch.empty(request.length, dtype=torch.float64))
+            total = self._total(member, request, values)
+            link.answer(self._answer())
+            link.send(total)
+        elif kind is Kind.REPORT:
+            text = json.dumps(self._report(member, request))
+            link.answer(self._answer(length=len(text.encode())))
+            link.send_text(text)
+        elif kind is Kind.STATE:
+            self._send_state(link)
+        elif kind is Kind.MIX:
+            take_copy(
+                link,
+                request,
+                lambda text: self._hear_word(member, text),
+                self._changed,
+                self.shard.weights,
+            )
+        elif kind is Kind.DONE:
+            self._done(member, request)
+            link.answer(self._answer())
+
+    def _answer(self, *, version: int | None = None, length: int = 0) -> Answer:
+        return Answer(
+            version=self.version if version is None else version,
+            stop=self._stop_at,
+            news=len(self.news),
+            length=length,
+        )
+
+    def _answer_weights(self, member: Member, link: Link, start: int | None = None) -> None:
+        with self._turn:
+            copy = self.shard.weights.clone()  # the next update may come while it is sent
+            member.pulled = self.version
+            answer = self._answer(version=start)
+        link.answer(answer)
+        link.send(copy)
+
+    def _hello(self, member: Member, link: Link, request: Request) -> None:
+        start = request.update
+        with self._turn:
+            if request.joins:
+                before = self.members.get(member.node)
+                if before is not None and before.active:
+                    raise EndedError(f"{before.name} is still training")
+                if self.place.number == 0 and self.synchronous:
+                    start = self.version
+                elif self.place.number == 0:
+                    clocks = [other.clock for other in self.members.values() if other.active]
+                    start = min(clocks, default=self.version)
+                member.clock = member.joined_at = start
+                member.expected = True
+                self.members[member.node] = member
+                for round_ in self.rounds.values():  # what its forerunner pushed went with it
+                    round_.received.pop(member.node, None)
+                count = sum(other.active for other in self.members.values())
+                self.news.append(
+                    f"{member.name} joined at update {self.version}; going on with {count} workers"
+                )
+        self._answer_weights(member, link, start)
+
+    def _push(self, member: Member, link: Link, request: Request) -> None:
+        if member.gradient is None:
+            member.gradient = torch.empty_like(self.shard.weights)
+        link.receive(member.gradient)
+        with self._turn:
+            self._tell(request)
+            if not (self.synchronous and request.update < self.version):  # not overtaken
+                round_ = self.rounds.setdefault(member.group, Round())
+                round_.received[member.node] = request
+                self._advance(member.group)
+                while not round_.applied:
+                    self._wait()
+            member.clock = request.update + 1
+            self._turn.notify_all()
+            while not self.synchronous and must_wait(
+                member, self.members.values(), self.options.max_staleness
+            ):
+                self._wait()
+        self._answer_weights(member, link)
+
+    def _wait(self) -> None:
+        self._turn.wait(0.5)
+        if self.failure is not None:
+            raise EndedError
+
+    def _advance(self, group: int) -> None:
+        """Apply what a group has pushed, if that is all."""
+        round_ = self.rounds.get(group)
+        backup = self.options.backup if self.synchronous else 0
+        members = [member for member in self.members.values() if member.group == group]
+        if round_ is None or not round_.is_complete(members, backup):
+            return
+        # By number and not as they came: the same sum in every run.
+        nodes = sorted(round_.received)
+        gradient = self.members[nodes[0]].gradient
+        for node in nodes[1:]:
+            gradient.add_(self.members[node].gradient)
+        requests = [round_.received[node] for node in nodes]
+        samples, total = sum(request.samples for request in requests), requests[0].total
+        if self.synchronous and samples and samples != total:
+            gradient.mul_(total / samples)  # the mean over those that came
+        staleness = self.version - min(self.members[node].pulled for node in nodes)
+        self.staleness.add(staleness)
+        rate = requests[0].rate
+        if self.options.correct_staleness and not self.synchronous:
+            rate *= rate_correction(staleness)
+        self.shard.apply(gradient, rate)
+        self.version += 1
+        if self._stop_wished and not self._stop_at:
+            self._stop_at = self.version if self.synchronous else 1
+        round_.applied = True
+        del self.rounds[group]
+        self._turn.notify_all()
+
+    def _total(self, member: Member, request: Request, values: torch.Tensor) -> torch.Tensor:
+        """Numbers added up over all members of an update."""
+        key = (request.update, request.sequence)
+        with self._turn:
+            parts = self._sums.setdefault(key, {})
+            parts[member.node] = values
+            self._turn.notify_all()
+            while any(
+                other.active and other.joined_at < request.update and other.node not in parts
+                for other in self.members.values()
+            ):
+                self._wait()
+            while len(self._sums) > KEPT_SUMS:
+                self._sums.pop(next(iter(self._sums)))
+            # A worker beyond the plan counts itself among the nodes: its vectors may be longer.
+            result = torch.zeros(max(len(part) for part in parts.values()), dtype=torch.float64)
+            for node in sorted(parts):
+                result[: len(parts[node])] += parts[node]
+            return result[: len(values)]
+
+    def _tell(self, request: Request) -> None:
+        told = (request.loss_sum, request.correct, request.seen)
+        self._told = [a + b for a, b in zip(self._told, told, strict=True)]
+        if request.stop:
+            self._stop_wished = True
+            if not self.synchronous:
+                self._stop_at = 1
+
+    def _report(self, member: Member, request: Request) -> dict[str, object]:
+        with self._turn:
+            self._tell(request)
+            told = self._told
+            if request.sequence:
+                self._told = [0.0, 0.0, 0.0]
+            others = [other for other in self.members.values() if other is not member]
+            report = {
+                "updates": self.version,
+                "staleness": self.staleness.encoded(),
+                "bytes_sent": sum(traffic.bytes_sent for traffic in self._traffic),
+                "bytes_received": sum(traffic.bytes_received for traffic in self._traffic),
+                "news": self.news,
+                "told": told,
+                "training": sum(other.active for other in others),
+                "progress": sum(other.clock for other in others),
+                "mixes": 0,
+            }
+            return self.words.added_to(report)
+
+    def _send_state(self, link: Link) -> None:
+        with self._turn:
+            whole, numbers = self.shard.entries()
+            vectors = [self.shard.entry(name) for name in whole]
+            weights = self.shard.weights.clone()
+        text = json.dumps({"whole": whole, "numbers": numbers})
+        link.answer(self._answer(length=len(text.encode())))
+        link.send_text(text)
+        for vector in (weights, *vectors):
+            link.send(vector)
+
+    def _done(self, member: Member, request: Request) -> None:
+        with self._turn:
+            self._tell(request)
+            member.done = True
+            self.words.finish(member.node)
+            for group in list(self.rounds):
+                self._advance(group)
+            self._turn.notify_all()
+
+    def _hear_word(self, member: Member, text: str) -> Answer:
+        with self._turn:
+            word = self.words.hear(member.node, text)
+            self.news += word.news
+            self._told = [a + b for a, b in zip(self._told, word.told, strict=True)]
+            if word.stop:
+                self._stop_wished, self._stop_at = True, 1
+            return self._answer()
+
+    def _changed(self, change: torch.Tensor) -> torch.Tensor:
+        with self._turn:
+            return self.shard.weights.add_(change).clone()
