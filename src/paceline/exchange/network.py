@@ -9,6 +9,7 @@ ranks inside a node may have a default group of their own.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import socket
 import threading
@@ -322,6 +323,16 @@ def open_store(context: RankContext, *, deadline: float) -> TCPStore:
         timeout=datetime.timedelta(seconds=max(deadline, 30.0)),
         wait_for_workers=False,
     )
+
+
+def open_watch_store(context: RankContext, *, deadline: float) -> TCPStore:
+    """A connection of its own to a store that all ranks reach, beside the network.
+
+    Over Gloo it is the store where leaders met. Over MPI there was none: the first rank opens it.
+    """
+    if context.backend == "mpi4py" and context.is_first:
+        return open_store(context, deadline=deadline)
+    return open_store(dataclasses.replace(context, has_store=True), deadline=deadline)
 
 
 def gloo_group(

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import queue
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -62,22 +66,96 @@ class Store(Protocol):
 class StorePosts:
     """In a key-value store that all hosts reach, such as torch's TCPStore.
 
-    Give it a connection of its own with a short timeout (`store.clone()`): the one that
-    collectives use may be blocked just when something is to be said.
+    A store may hang for ever, and does so just when there is something to say: when the network
+    is cut. So a thread of its own talks to it, and who asks waits for `patience` seconds at most.
     """
 
-    def __init__(self, store: Store, prefix: str = "paceline/watch") -> None:
-        self._store, self._prefix = store, prefix
+    def __init__(
+        self,
+        open_store: Callable[[], Store],
+        prefix: str = "paceline/watch",
+        patience: float = 1.0,
+    ) -> None:
+        """`open_store` gives a connection that nobody else uses; the thread calls it."""
+        self._open, self._prefix, self._patience = open_store, prefix, patience
+        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        self._busy: _Order | None = None
+        self._thread = threading.Thread(target=self._work, name="paceline-posts", daemon=True)
+        self._thread.start()
 
     def post(self, rank: int, word: dict[str, Any]) -> None:
-        # A store that is gone raises kinds of errors of its own.
-        with contextlib.suppress(Exception):
-            self._store.set(f"{self._prefix}/{rank}", json.dumps(word))
+        self._give(_Order(rank, json.dumps(word)))
 
     def read(self, rank: int) -> dict[str, Any] | None:
-        key = f"{self._prefix}/{rank}"
+        order = self._give(_Order(rank))
+        if not order.done.wait(0.0 if self._hangs() else self._patience) or order.answer is None:
+            return None
         try:
-            word = json.loads(self._store.get(key)) if self._store.check([key]) else None
-        except Exception:  # as above
+            word = json.loads(order.answer)
+        except ValueError:
             return None
         return word if isinstance(word, dict) else None
+
+    def close(self) -> None:
+        """Leave the store, unless it hangs: the thread then ends with the process."""
+        self._orders.put(None)
+        self._thread.join(self._patience)
+
+    def _give(self, order: _Order) -> _Order:
+        if not self._hangs():  # what waits behind an order that hangs would be old news
+            self._orders.put(order)
+        return order
+
+    def _hangs(self) -> bool:
+        busy = self._busy
+        return busy is not None and time.monotonic() - busy.begun > self._patience
+
+    # --- the thread that talks to the store -----------------------------------
+
+    def _work(self) -> None:
+        store: Store | None = None
+        while (order := self._orders.get()) is not None:
+            order.begun = time.monotonic()
+            self._busy = order
+            # A store that is gone raises kinds of errors of its own.
+            with contextlib.suppress(Exception):
+                store = store or self._open()
+                self._carry_out(store, order)
+            self._busy = None
+            order.done.set()
+
+    def _carry_out(self, store: Store, order: _Order) -> None:
+        key = f"{self._prefix}/{order.rank}"
+        if order.text is not None:
+            store.set(key, order.text)
+        elif store.check([key]):
+            order.answer = store.get(key)
+
+
+class _Order:
+    """Something to write into the store, or to read from it."""
+
+    def __init__(self, rank: int, text: str | None = None) -> None:
+        self.rank, self.text = rank, text
+        self.answer: bytes | None = None
+        self.done = threading.Event()
+        self.begun = 0.0
+
+
+class BothPosts:
+    """In the run directory and in a store: one is enough to be heard.
+
+    Hosts need not share a run directory, and a store is out of reach where the network is cut.
+    """
+
+    def __init__(self, *places: Posts) -> None:
+        self._places = places
+
+    def post(self, rank: int, word: dict[str, Any]) -> None:
+        for place in self._places:
+            place.post(rank, word)
+
+    def read(self, rank: int) -> dict[str, Any] | None:
+        """What a rank said last, wherever it came through: both times are of its own clock."""
+        words = [word for place in self._places if (word := place.read(rank)) is not None]
+        return max(words, key=lambda word: float(word.get("time", 0.0)), default=None)

@@ -33,11 +33,15 @@ Place = tuple[str, int]
 
 _STACK_DEPTH: Final = 8
 _FRAMES_THAT_WAIT: Final = (
-    ("paceline/local/board.py", "barrier"),
-    ("paceline/backends/mpi/work.py", "wait"),
-    ("torch/distributed/distributed_c10d.py", ""),
+    ("paceline/local/board.py", "barrier", ""),
+    ("paceline/exchange/network.py", "wait", ""),
+    ("paceline/exchange/turns.py", "wait", "the sum of gradients"),
+    ("paceline/exchange/served.py", "", ""),
+    ("paceline/backends/mpi/work.py", "wait", ""),
+    ("torch/distributed/distributed_c10d.py", "", ""),
 )
-"""Code that does nothing but wait for other ranks: the end of its file's name, its function."""
+"""Code that does nothing but wait for other ranks: the end of its file's name, its function (any
+where empty), and what it waits in (where empty: as it says itself, or the function's name)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,13 +320,22 @@ def describe(frame: FrameType) -> str:
 
 def waits_in(frame: FrameType) -> str | None:
     """The operation in which a thread waits for other ranks; None when it does not."""
+    found: str | None = None
     current: FrameType | None = frame
     for _ in range(_STACK_DEPTH):
         if current is None:
-            return None
+            break
         name, function = current.f_code.co_filename, current.f_code.co_name
-        for file, wanted in _FRAMES_THAT_WAIT:
+        for file, wanted, operation in _FRAMES_THAT_WAIT:
             if name.endswith(file) and wanted in ("", function):
-                return str(current.f_locals.get("name", function)) if wanted else function
+                if said := operation or _said(current):
+                    return said
+                found = found or function
         current = current.f_back
-    return None
+    return found
+
+
+def _said(frame: FrameType) -> str | None:
+    """The name of the operation, where the code that waits in it has one."""
+    name = frame.f_locals.get("name") or getattr(frame.f_locals.get("self"), "_operation", None)
+    return name if isinstance(name, str) else None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
+from paceline.exchange.network import open_watch_store
 from paceline.observe.clock import MESSAGE_BYTES, offset_to_first
-from paceline.observe.posts import FolderPosts, Posts
+from paceline.observe.posts import BothPosts, FolderPosts, Posts, StorePosts
 from paceline.observe.recorder import Recorder, board_listener, make_recorder
 from paceline.observe.samples import process_began
 from paceline.observe.stall import StallSettings, StallWatch, board_place
@@ -19,6 +23,8 @@ from paceline.train.assemble import Task
 def observed(task: Task) -> Iterator[Recorder]:
     """The recorder of this rank; its board and network report to it until the end."""
     settings, context = task.config.observe, task.context
+    if context.world_size > 1:
+        atexit.register(_end_quickly)
     recorder = make_recorder(
         task.run.rank(context.rank),
         context,
@@ -82,11 +88,37 @@ def _watched(task: Task, recorder: Recorder) -> Iterator[None]:
     if task.context.world_size == 1 or task.board is None:
         yield
         return
-    posts: Posts = FolderPosts(task.run.path)
     settings = StallSettings(deadline=task.config.train.deadline)
-    place = board_place(task.board)
-    watch = StallWatch(
-        task.context, posts, place=place, recorder=recorder, settings=settings, say=task.view.say
-    )
-    with watch:
-        yield
+    with _posts(task) as posts:
+        watch = StallWatch(
+            task.context,
+            posts,
+            place=board_place(task.board),
+            recorder=recorder,
+            settings=settings,
+            # Only the first rank has a view, and it may be the one that is missing.
+            say=task.view.say if task.context.is_first else partial(print, flush=True),
+        )
+        with watch:
+            yield
+
+
+@contextlib.contextmanager
+def _posts(task: Task) -> Iterator[Posts]:
+    """Where ranks leave word: in the run directory, and among nodes in a store as well."""
+    folder = FolderPosts(task.run.path)
+    if task.context.nodes == 1:
+        yield folder
+        return
+    deadline = task.config.train.deadline
+    store = StorePosts(lambda: open_watch_store(task.context, deadline=deadline))
+    try:
+        yield BothPosts(folder, store)
+    finally:
+        store.close()
+
+
+def _end_quickly() -> None:
+    """Leave the interpreter without looking for garbage: with torch that took up to a second."""
+    gc.freeze()
+    gc.disable()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from paceline.local.board import Board, anonymous_memory
-from paceline.observe.posts import FolderPosts, StorePosts
+from paceline.observe.posts import BothPosts, FolderPosts, StorePosts
 from paceline.observe.recorder import make_recorder
 from paceline.observe.stall import (
     Progress,
@@ -256,21 +256,74 @@ def test_a_frame_of_ordinary_code_does_not_wait() -> None:
     assert waits_in(sys._getframe()) is None
 
 
-def test_posts_in_a_store_and_in_a_store_that_is_gone() -> None:
+def open_server() -> Any:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def client_of(server: Any, patience: float = PATIENCE) -> StorePosts:
     from datetime import timedelta
 
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    client = TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=1))
-    posts = StorePosts(client)
+    port = server.port
+    return StorePosts(
+        lambda: TCPStore("127.0.0.1", port, timeout=timedelta(seconds=5)), patience=patience
+    )
+
+
+def test_posts_in_a_store_and_in_a_store_that_is_gone() -> None:
+    server = open_server()
+    posts = client_of(server)
     assert posts.read(0) is None
     posts.post(0, {"host": "a"})
     assert posts.read(0) == {"host": "a"}
-    assert StorePosts(server).read(0) == {"host": "a"}
+    other = client_of(server)
+    assert other.read(0) == {"host": "a"}
+    other.close()
     del server
     posts.post(0, {"host": "b"})
     assert posts.read(0) is None
+    posts.close()
+
+
+class Hanging:
+    """A store behind a network that is cut: it answers once that is mended."""
+
+    def __init__(self) -> None:
+        self.mended = threading.Event()
+        self.kept: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.mended.wait(PATIENCE)
+        self.kept[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        self.mended.wait(PATIENCE)
+        return self.kept[key]
+
+    def check(self, keys: list[str]) -> bool:
+        self.mended.wait(PATIENCE)
+        return all(key in self.kept for key in keys)
+
+
+def test_a_store_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
+    hanging = Hanging()
+    store = StorePosts(lambda: hanging, patience=0.1)
+    posts = BothPosts(FolderPosts(tmp_path), store)
+    posts.post(0, {"host": "a", "time": 1.0})
+    assert posts.read(0) == {"host": "a", "time": 1.0}  # by the folder
+    assert store.read(0) is None
+    store.post(0, {"host": "a", "time": 2.0})  # not kept: it would be old news when it arrives
+    hanging.mended.set()
+    end = time.monotonic() + PATIENCE
+    while store.read(0) is None and time.monotonic() < end:
+        time.sleep(0.01)
+    assert store.read(0) == {"host": "a", "time": 1.0}
+    store.post(0, {"host": "a", "time": 3.0})
+    assert posts.read(0) == {"host": "a", "time": 3.0}
+    store.close()
 
 
 def test_posts_in_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
