@@ -94,8 +94,9 @@ def test_named_optimizers_have_the_settings() -> None:
     assert group["weight_decay"] == 0.01
     adam = optimizer_factory(Optimizer(name="adam"))(weights)
     adamw = optimizer_factory(Optimizer(name="adamw", weight_decay=0.2))(weights)
-    assert type(adam) is torch.optim.Adam
-    assert type(adamw) is torch.optim.AdamW
+    assert isinstance(adam, torch.optim.Adam)
+    assert not isinstance(adam, torch.optim.AdamW)
+    assert isinstance(adamw, torch.optim.AdamW)
     assert adamw.param_groups[0]["weight_decay"] == 0.2
 
 

@@ -30,7 +30,7 @@ class Threads(WholeOptimizer):
         self._model = prepare_model(job)
         if job.partition is not None:
             job.partition.place(self._model)
-        self._forward: nn.Module = torch.compile(self._model) if job.compile else self._model  # type: ignore[assignment]
+        self._forward: nn.Module = _compiled(self._model) if job.compile else self._model
         if job.exchange is not None:
             self._forward = job.exchange.wrap(self._forward)
         self._optimize(self._model)
@@ -76,3 +76,10 @@ class Sequential(Threads):
 
     name = "sequential"
     summary = "one process, one thread"
+
+
+def _compiled(model: nn.Module) -> nn.Module:
+    """The compiled model; its compiler is told too whether results must repeat."""
+    repeat = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(repeat, warn_only=True)
+    return torch.compile(model)  # type: ignore[return-value]

@@ -22,6 +22,7 @@ def choose_device(asked: str, local_rank: int) -> torch.device:
 
 def use_deterministic(wanted: bool) -> None:
     """Ask torch for operations that give the same result every time."""
-    torch.use_deterministic_algorithms(wanted, warn_only=True)
+    # Not use_deterministic_algorithms: the same, but it imports torch's compiler (see `lean`).
+    torch.set_deterministic_debug_mode("warn" if wanted else "default")
     # Filling fresh memory is for finding bugs; it would slow every step down.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

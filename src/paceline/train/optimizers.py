@@ -12,6 +12,7 @@ import torch
 from paceline.errors import ConfigError
 from paceline.local.base import OptimizerFactory
 from paceline.schema.config import OPTIMIZERS, Optimizer
+from paceline.train import lean
 
 
 def optimizer_factory(
@@ -26,7 +27,7 @@ def optimizer_factory(
         if custom is not None:
             return _build_custom(custom, parameters, rate)
         if settings.name == "sgd":
-            return torch.optim.SGD(
+            return lean.SGD(
                 parameters,
                 lr=rate,
                 momentum=settings.momentum,
@@ -34,7 +35,7 @@ def optimizer_factory(
                 weight_decay=decay,
                 fused=True,
             )
-        kind = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
+        kind = lean.Adam if settings.name == "adam" else lean.AdamW
         return kind(parameters, lr=rate, weight_decay=decay, fused=True)
 
     return build
