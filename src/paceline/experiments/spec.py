@@ -7,6 +7,8 @@
     "workload.model" = "mnist_cnn"
     [quick]                         # further settings with --quick
     "train.epochs" = 1
+    [otherwise.cifar10]             # further settings of steps whose data set is not at hand
+    "workload.data" = "synthetic"
     [published]                     # the study's own numbers, any shape
     [[step]]
     name = "{recipe}-{nodes}x{processes}"
@@ -34,6 +36,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from paceline.config.environment import data_root
+from paceline.data import DataRequest, is_here
 from paceline.errors import ConfigError, unknown_name
 from paceline.schema.codec import decode, encode, rule
 
@@ -146,6 +150,7 @@ class _File:
     study: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
     quick: dict[str, Any] = field(default_factory=dict)
+    otherwise: dict[str, Any] = field(default_factory=dict)
     published: dict[str, Any] = field(default_factory=dict)
     step: tuple[dict[str, Any], ...] = ()
 
@@ -208,12 +213,21 @@ def _whole(step: Step, file: _File, quick: bool) -> Step:
     settings = _over(flat(file.settings), flat(step.settings))
     if quick:
         settings = _over(_over(settings, flat(file.quick)), flat(step.quick_settings))
+    data = str(settings.get("workload.data", ""))
+    if data in file.otherwise and not _at_hand(data, settings):
+        settings = _over(settings, flat(file.otherwise[data]))
     return dataclasses.replace(
         step,
         settings=settings,
         quick_settings={},
         seconds=step.quick_seconds if quick else step.seconds,
     )
+
+
+def _at_hand(data: str, settings: Mapping[str, Any]) -> bool:
+    """Whether the files of a data set are where the steps will look for them."""
+    root = settings.get("data.root") or data_root()
+    return is_here(DataRequest(name=data, root=str(root) if root else None))
 
 
 def _over(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
