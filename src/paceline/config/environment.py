@@ -220,6 +220,15 @@ def use_variables(variables: Mapping[str, str]) -> None:
     os.environ.update({name: variables[name] for name in AGENT_VARIABLES if name in variables})
 
 
+TOKEN = "PACELINE_TOKEN"
+"""By which agents show the launcher that it was who had them started."""
+
+
+def take_token() -> str:
+    """The token, which is then gone from this process's environment and that of its children."""
+    return os.environ.pop(TOKEN, "")
+
+
 def agent_node(environment: Mapping[str, str] = os.environ) -> int | None:
     """Which node an agent is, by whoever started it."""
     names = ("PACELINE_NODE", "RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")

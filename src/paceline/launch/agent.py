@@ -29,6 +29,7 @@ from paceline.config.environment import (
     inherited_descriptors,
     local_place,
     rank_environment,
+    take_token,
 )
 from paceline.launch.channel import BEAT_SECONDS, Channel, Message, connect
 from paceline.launch.child import Child
@@ -354,7 +355,6 @@ def main(arguments: list[str] | None = None) -> int:
     """Join the launcher and do what it says."""
     parser = argparse.ArgumentParser(prog="paceline.launch.agent")
     parser.add_argument("--to", required=True, help="ADDRESS:PORT[,ADDRESS:PORT] of the launcher")
-    parser.add_argument("--token", required=True)
     parser.add_argument("--node", type=int, help="which node this is; else whoever started it says")
     parser.add_argument("--first-node", type=int, help="of this host; torchrun counts from there")
     options = parser.parse_args(arguments)
@@ -366,6 +366,7 @@ def main(arguments: list[str] | None = None) -> int:
     if node is None:
         print("paceline: an agent must know its node: give --node", file=sys.stderr)
         return 2
+    token = take_token()
     # The launcher decides who hears of Ctrl-C; whoever sends SIGTERM means it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
@@ -378,7 +379,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     channel.send(
         "hello",
-        token=options.token,
+        token=token,
         node=node,
         host=platform.node(),
         cores=visible_cores(),

@@ -20,7 +20,7 @@ from typing import ClassVar
 
 import psutil
 
-from paceline.config.environment import child_environment
+from paceline.config.environment import TOKEN, child_environment
 from paceline.errors import UnsupportedError, UserError, unknown_name
 from paceline.schema.hosts import Host, Place
 
@@ -64,7 +64,12 @@ class Launch:
         to = ",".join(f"{address}:{self.port}" for address in self.addresses)
         python = (host.python if host is not None else None) or sys.executable
         module = ["-m", "paceline.launch.agent"]
-        return [python, *module, "--to", to, "--token", self.token, *more]
+        return [python, *module, "--to", to, *more]
+
+    @property
+    def secret(self) -> dict[str, str]:
+        """What agents must find in their environment: command lines can be read by everybody."""
+        return {TOKEN: self.token}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +82,8 @@ class Command:
     files: dict[str, str] = field(default_factory=dict)
     """Files that must be in the run directory first: name to text."""
     variables: dict[str, str] = field(default_factory=dict)
+    first_line: str = ""
+    """What it is told on its standard input."""
 
 
 class Engine(ABC):
@@ -143,7 +150,7 @@ class Processes(Running):
             try:
                 process = subprocess.Popen(
                     command.words,
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE if command.first_line else subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env=child_environment(command.variables),
@@ -156,6 +163,9 @@ class Processes(Running):
                 ) from None
         self._logs.append(log)
         self._processes.append(process)
+        if process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError), process.stdin:  # its log tells why it ended
+                process.stdin.write(f"{command.first_line}\n".encode())
 
     def has_begun(self) -> bool:
         return True

@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
-from paceline.config.environment import lab_hosts
+from paceline.config.environment import TOKEN, lab_hosts
 from paceline.errors import UserError
 from paceline.launch.engines import Command, Engine, Launch
 from paceline.schema.hosts import Place
@@ -84,8 +84,8 @@ class MpiEngine(Engine):
         if network := launch.network or launch.interface:
             words += ["--mca", "btl_tcp_if_include", network]
             words += ["--prtemca", "prte_if_include", network]
-        words += _contexts(launch, "--host")
-        return Command(label="mpiexec", words=words, files={HOSTFILE: hosts})
+        words += ["-x", TOKEN, *_contexts(launch, "--host")]
+        return self._command(launch, words, hosts)
 
     def _mpich(self, launch: Launch) -> Command:
         hosts = "".join(f"{h.network_address}:{h.slots}\n" for h in launch.hosts)
@@ -93,8 +93,13 @@ class MpiEngine(Engine):
         words += ["-bind-to", "none", "-genv", "UCX_TLS", "tcp,self"]
         if launch.interface is not None:
             words += ["-iface", launch.interface, "-genv", "UCX_NET_DEVICES", launch.interface]
-        words += _contexts(launch, "-hosts")
-        return Command(label="mpiexec", words=words, files={HOSTFILE: hosts})
+        words += ["-genvlist", TOKEN, *_contexts(launch, "-hosts")]
+        return self._command(launch, words, hosts)
+
+    def _command(self, launch: Launch, words: list[str], hosts: str) -> Command:
+        return Command(
+            label="mpiexec", words=words, files={HOSTFILE: hosts}, variables=launch.secret
+        )
 
 
 def _contexts(launch: Launch, host_option: str) -> list[str]:

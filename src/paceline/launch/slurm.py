@@ -32,11 +32,13 @@ class SlurmEngine(Engine):
         tasks = str(len(launch.places))
         srun = ["srun", "--ntasks", tasks, "--kill-on-bad-exit=1", *self._binding()]
         if self.inside:
-            return [Command(label="srun", words=[*srun, *self.options, *launch.agent()])]
+            words = [*srun, *self.options, *launch.agent()]
+            return [Command(label="srun", words=words, variables=launch.secret)]
         lines = ["#!/bin/sh", f"#SBATCH --job-name={_plain(launch.name)}"]
         lines += [f"#SBATCH --ntasks={tasks}", f"#SBATCH --output={launch.run}/slurm-%j.out"]
         lines += [f"#SBATCH {option}" for option in self.options]
-        lines += ["", f"exec {shlex.join([*srun, *launch.agent()])}", ""]
+        lines += ["", *(f"export {name}={value}" for name, value in launch.secret.items())]
+        lines += [f"exec {shlex.join([*srun, *launch.agent()])}", ""]
         words = ["sbatch", "--parsable", str(launch.run / SCRIPT)]
         return [Command(label="sbatch", words=words, files={SCRIPT: "\n".join(lines)})]
 
@@ -54,8 +56,8 @@ class Job(Running):
 
     def __init__(self, command: Command, run: Path) -> None:
         for name, text in command.files.items():
+            (run / name).touch(mode=0o700)  # it holds the token
             (run / name).write_text(text)
-            (run / name).chmod(0o700)  # it holds the token
         done = _slurm(command.words)
         if done.returncode != 0:
             words = " ".join((done.stderr or done.stdout).split())

@@ -6,6 +6,7 @@ import contextlib
 import shlex
 import socket
 
+from paceline.config.environment import TOKEN
 from paceline.launch.engines import Command, Engine, Launch
 from paceline.schema.hosts import Host
 
@@ -24,6 +25,21 @@ def ssh_words(host: Host, command: list[str]) -> list[str]:
         return command
     options = [word for name, value in OPTIONS for word in ("-o", f"{name}={value}")]
     return ["ssh", *options, host.reach, f"exec {shlex.join(command)}"]
+
+
+def on_host(host: Host, label: str, words: list[str], launch: Launch) -> Command:
+    """A command that finds the launcher's token in its environment, by ssh where need be.
+
+    Through ssh the token comes as the first line of the input: neither end shows it to others.
+    """
+    if is_here(host.network_address):
+        return Command(label=label, words=words, variables=launch.secret)
+    told = f'IFS= read -r {TOKEN} && export {TOKEN} && exec "$@"'
+    return Command(
+        label=label,
+        words=ssh_words(host, ["sh", "-c", told, "sh", *words]),
+        first_line=launch.token,
+    )
 
 
 def is_here(address: str) -> bool:
@@ -49,9 +65,11 @@ class SshEngine(Engine):
 
     def command_lines(self, launch: Launch) -> list[Command]:
         return [
-            Command(
-                label=f"{place.host.name}-{place.node}",
-                words=ssh_words(place.host, launch.agent(place.host, "--node", str(place.node))),
+            on_host(
+                place.host,
+                f"{place.host.name}-{place.node}",
+                launch.agent(place.host, "--node", str(place.node)),
+                launch,
             )
             for place in launch.places
         ]

@@ -7,7 +7,7 @@ from typing import Literal
 
 from paceline.errors import UnsupportedError, unknown_name
 from paceline.launch.engines import Command, Engine, Launch
-from paceline.launch.ssh import ssh_words
+from paceline.launch.ssh import on_host
 
 RENDEZVOUS = ("static", "c10d")
 
@@ -33,7 +33,7 @@ class TorchrunEngine(Engine):
             words = [python, "-m", "torch.distributed.run", *self._meeting(launch, number)]
             words += ["--nnodes", str(len(launch.hosts)), "--nproc-per-node", str(host.slots)]
             _, *agent = launch.agent(host, "--first-node", str(first_node))
-            commands.append(Command(label=host.name, words=ssh_words(host, [*words, *agent])))
+            commands.append(on_host(host, host.name, [*words, *agent], launch))
             first_node += host.slots
         return commands
 
@@ -44,4 +44,4 @@ class TorchrunEngine(Engine):
             return ["--node-rank", str(number), *place]
         endpoint = f"{address}:{launch.store_port}"
         words = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
-        return [*words, "--rdzv-id", launch.token[:8]]
+        return [*words, "--rdzv-id", f"paceline-{launch.port}"]
