@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 from paceline.bench.cluster import Row, run_in_lab, summarise
 from paceline.bench.trials import Bench, Trial
@@ -17,11 +18,24 @@ MNIST: dict[str, object] = {
     "exchange.partition": "none",
 }
 
+TURN = 10.0
+"""Seconds that a turn of a trial should not exceed where one update is that long: a host with a
+twentieth of the speed takes minutes for half of every batch, and a median needs no more of them."""
+
 
 def lab_of(cores: tuple[float, ...], rate: str = "1gbit") -> LabSpec:
     """Hosts with parts of a core, on one switch."""
     hosts = [{"name": chr(ord("a") + n), "cores": part} for n, part in enumerate(cores)]
     return LabSpec.from_tables({"host": hosts, "link": {"rate": rate}})
+
+
+def updates_within(seconds: float, most: int) -> int:
+    """How many updates a turn has: `most`, or what fits into `TURN`, at least one.
+
+    >>> updates_within(0.5, 4), updates_within(4.0, 4), updates_within(60.0, 4)
+    (4, 2, 1)
+    """
+    return max(1, min(most, int(TURN / seconds))) if seconds > 0 else most
 
 
 def run_shares(
@@ -35,16 +49,16 @@ def run_shares(
     """Each host alone, then together: by measured shares, by equal parts, and stock DDP."""
     spec = lab_of(cores)
 
-    def trial(name: str, shares: tuple[float, ...], kind: str = "plan") -> Trial:
+    def trial(name: str, shares: tuple[float, ...], kind: str = "plan", most: int = 4) -> Trial:
         nodes = tuple(
-            NodePlan(host=h.name, share=s) for h, s in zip(spec.hosts, shares, strict=True)
+            _node(h.name, part, s) for h, part, s in zip(spec.hosts, cores, shares, strict=True)
         )
         return Trial(
             name=name,
             kind=kind,
             settings=MNIST | {"workload.batch_size": batch},
             plan=Plan(nodes=nodes, batch_size=batch),
-            updates=updates,
+            updates=min(most, updates),
         )
 
     # What each does alone decides the shares, as a plan's measurement would.
@@ -58,11 +72,28 @@ def run_shares(
         "alone: "
         + ", ".join(f"{h.name} {s:,.0f} images/s" for h, s in zip(spec.hosts, speeds, strict=True))
     )
+    equal = updates_within(equal_seconds(batch, speeds), updates)
     trials = (
         trial("alone", tuple(speeds), "alone"),
         trial("shares by speed", tuple(speeds)),
-        trial("equal parts", (1.0,) * len(cores)),
-        trial("stock DDP (equal parts)", (1.0,) * len(cores), "ddp"),
+        trial("equal parts", (1.0,) * len(cores), most=equal),
+        trial("stock DDP (equal parts)", (1.0,) * len(cores), "ddp", most=equal),
     )
     timings = run_in_lab(spec, Bench(trials=trials, rounds=rounds), say=say)
     return summarise(trials, timings)
+
+
+def equal_seconds(batch: int, speeds: Sequence[float]) -> float:
+    """An update with equal parts is as long as the slowest host takes for its part.
+
+    >>> equal_seconds(512, (1000.0, 64.0))
+    4.0
+    """
+    return batch / len(speeds) / min(speeds)
+
+
+def _node(host: str, cores: float, share: float) -> NodePlan:
+    """Quotas above one core are of no use to one thread."""
+    threads = math.ceil(cores)
+    strategy = "threads" if threads > 1 else "sequential"
+    return NodePlan(host=host, share=share, strategy=strategy, threads=threads)

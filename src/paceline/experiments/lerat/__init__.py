@@ -1,0 +1,1 @@
+"""Lerat et al. (2022): local parallelism first, then MPI."""

@@ -1,0 +1,1 @@
+"""Pani et al.: a buyer's guide, and the effect of the batch size."""
