@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -164,20 +164,15 @@ def begin(
     run: Path | None = None,
     resume: bool = False,
     plan: Path | None = None,
+    changes: Sequence[str] = (),
 ) -> tuple[Config, RunDirectory, Plan | None]:
-    """Make or open the run directory; the plan comes from it, from `plan`, or is still open."""
+    """Make or open the run directory; the plan comes from it, from `plan`, or is still open.
+
+    `changes` are settings (as "key=value") of a run to be continued, where `config` is None.
+    """
     if resume:
         directory = open_run(run or Path("runs/latest"))
-        if directory.config.exists():
-            stored = load_config(directory.config)
-            if config is not None and _asked(config) != _asked(stored):
-                raise RunDirectoryError(
-                    f"{directory.path} was begun with another configuration: leave CONFIG and --set"
-                    " out to continue it, or start a new run without --resume"
-                )
-            config = stored
-        elif config is None:
-            raise RunDirectoryError(f"{directory.path} has no config.toml to continue from")
+        config = _continued(directory, config, changes)
     else:
         config = config or load_config()
         directory = create_run(config.name, run)
@@ -189,7 +184,7 @@ def begin(
     except UserError:
         directory.discard()
         raise
-    if not (resume and directory.config.exists()):
+    if not (resume and directory.config.exists() and load_config(directory.config) == config):
         partial = directory.config.with_name(".config.toml.partial")
         partial.write_text(dump_config(config))
         partial.replace(directory.config)
@@ -247,12 +242,47 @@ def _from_anywhere(name: str) -> str:
     return name
 
 
-def _asked(config: Config) -> Any:
-    """What makes two configurations the same training."""
-    data = encode(resolve(config))
-    for key in ("versions", "name"):
-        data.pop(key)
-    return data
+MAY_CHANGE = (
+    "name", "versions", "observe", "data.root", "data.cache",
+    "train.epochs", "train.steps", "train.until", "train.deadline",
+    "train.evaluate_every", "train.checkpoint_every", "train.keep",
+)  # fmt: skip
+"""What may be different when a run is continued: how long, not what."""
+
+
+def _continued(directory: RunDirectory, config: Config | None, changes: Sequence[str]) -> Config:
+    """The configuration of a run to be continued, with what may change of what is asked."""
+    if not directory.config.exists():
+        if config is None:
+            raise RunDirectoryError(f"{directory.path} has no config.toml to continue from")
+        return config
+    stored = load_config(directory.config)
+    wanted = config or load_config(directory.config, changes)
+    before, now = _flat(encode(resolve(stored))), _flat(encode(resolve(wanted)))
+    other = [
+        key
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+        and not any(key == free or key.startswith(f"{free}.") for free in MAY_CHANGE)
+    ]
+    if other:
+        raise RunDirectoryError(
+            f"{directory.path} was begun with another configuration ({', '.join(other[:4])}"
+            f"{', ...' if len(other) > 4 else ''}): leave CONFIG and --set out to continue it, or"
+            " start a new run without --resume; only how long it trains may change"
+        )
+    return dataclasses.replace(wanted, name=stored.name)
+
+
+def _flat(data: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, f"{above}{key}.")
+        else:
+            flat[f"{above}{key}"] = value
+    return flat
 
 
 def run_training(start: Start) -> Result:

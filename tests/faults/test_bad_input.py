@@ -191,6 +191,7 @@ def test_too_high_a_rate_is_said_with_the_update(
         optimizer__learning_rate=1e9,
         optimizer__warmup=0,
         optimizer__schedule="constant",
+        optimizer__warmup=0.0,
     )
     done = call_cli(*subject.begin)
     assert done.returncode == 1
@@ -202,7 +203,14 @@ def test_life_of_a_run(
     training: Callable[..., Training], call_cli: RunCli, start_cli: StartCli, tmp_path: Path
 ) -> None:
     """In use, killed, finished, repeated, continued otherwise, damaged."""
-    subject = PacedTraining(tmp_path / "run", pace=300.0, train__epochs=2, local__threads=2)
+    subject = PacedTraining(
+        tmp_path / "run",
+        pace=300.0,
+        train__epochs=2,
+        local__threads=2,
+        optimizer__schedule="constant",
+        optimizer__warmup=0.0,
+    )
     process = start_cli(*subject.begin)
     subject.wait_for(subject.asleep.exists, process)
     busy = call_cli(*subject.resume)
@@ -229,15 +237,28 @@ def test_life_of_a_run(
     plans = [json.loads((s.run / "plan.json").read_text()) for s in (subject, again)]
     assert plans[0] == plans[1]
 
-    other = call_cli(*subject.resume, "--set", "train.epochs=9")
+    other = call_cli(*subject.resume, "--set", "workload.batch_size=9")
     assert other.returncode == 2
-    check_sentence(other.stderr, ["begun with another configuration", "leave CONFIG and --set out"])
+    check_sentence(
+        other.stderr, ["another configuration (workload.batch_size)", "leave CONFIG and --set out"]
+    )
+
+    longer = call_cli(*subject.resume, "--set", "train.epochs=3")
+    assert longer.returncode == 0, longer.stderr
+    at_once = training("at_once")
+    whole = call_cli(
+        *("train", str(subject.run / "config.toml"), "--run", str(at_once.run)),
+        *("--plan", str(subject.run / "plan.json")),
+    )
+    assert whole.returncode == 0, whole.stderr
+    assert len((subject.run / "metrics.jsonl").read_text().splitlines()) == 3
+    assert subject.weights() == at_once.weights()
 
     newest = subject.run / "checkpoints" / "latest" / "model.safetensors"
     newest.write_bytes(newest.read_bytes()[:1000])
     damaged = call_cli(*subject.resume)
     assert damaged.returncode == 2
-    check_sentence(damaged.stderr, ["step-00000020", "remove it to continue from the one before"])
+    check_sentence(damaged.stderr, ["step-000000", "remove it to continue from the one before"])
     shutil.rmtree(newest.resolve().parent)
     repaired = call_cli(*subject.resume)
     assert repaired.returncode == 0, repaired.stderr

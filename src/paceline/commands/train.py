@@ -70,6 +70,7 @@ def command(
     paceline train examples/mnist.toml --set workload.batch_size=1024
     paceline train runs/latest/config.toml     the same run once more, bit for bit
     paceline train --resume                    go on where the latest run stopped
+    paceline train --resume --set train.epochs=20      ... and for longer
     paceline train my.toml --hosts a,b         on two machines
     paceline train my.toml --engine slurm --nodes 4
     """
@@ -84,8 +85,10 @@ def command(
         changes = (*changes, f"data.root={json.dumps(str(data_root))}")
 
     def begin() -> api.Start:
-        asked = load_config(config, changes) if config or changes or not resume else None
-        settings, directory, chosen = api.begin(asked, run=run, resume=resume, plan=plan)
+        asked = load_config(config, changes) if config or not resume else None
+        settings, directory, chosen = api.begin(
+            asked, run=run, resume=resume, plan=plan, changes=changes
+        )
         if chosen is None and config is not None and not again:
             chosen = api.plan_beside(config, settings)
         return api.Start(
