@@ -191,7 +191,6 @@ def test_too_high_a_rate_is_said_with_the_update(
         optimizer__learning_rate=1e9,
         optimizer__warmup=0,
         optimizer__schedule="constant",
-        optimizer__warmup=0.0,
     )
     done = call_cli(*subject.begin)
     assert done.returncode == 1
