@@ -251,7 +251,8 @@ def test_life_of_a_run(
     )
     assert whole.returncode == 0, whole.stderr
     assert len((subject.run / "metrics.jsonl").read_text().splitlines()) == 3
-    assert subject.weights() == at_once.weights()
+    weights = subject.weights()
+    assert weights == at_once.weights()
 
     newest = subject.run / "checkpoints" / "latest" / "model.safetensors"
     newest.write_bytes(newest.read_bytes()[:1000])
