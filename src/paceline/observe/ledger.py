@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -78,6 +79,7 @@ def book(session: Session, spans: Sequence[Span] | None = None) -> RankLedger:
     began, ended = session.began, session.ended
     seconds = dict.fromkeys(CATEGORIES, 0.0)
     waited: dict[int, float] = defaultdict(float)
+    updates: dict[int, dict[str, float]] = defaultdict(lambda: dict.fromkeys(CATEGORIES, 0.0))
     first = min((span.start for span in spans), default=ended)
     for span, start, end in pieces(spans, began, ended):
         length = end - start
@@ -86,6 +88,8 @@ def book(session: Session, spans: Sequence[Span] | None = None) -> RankLedger:
             seconds["start_up" if end <= first else "other"] += length
             continue
         seconds[_CATEGORY_OF[span.name]] += length
+        if span.update is not None:
+            updates[span.update][_CATEGORY_OF[span.name]] += length
         if span.name == "wait":
             for other in span.waited_for:
                 waited[other] += length / len(span.waited_for)
@@ -97,6 +101,10 @@ def book(session: Session, spans: Sequence[Span] | None = None) -> RankLedger:
         seconds=seconds,
         waited_for=dict(waited),
         hidden=counted.hidden if session.exchanged else _hidden(spans, session, seconds),
+        per_update={
+            name: statistics.median(update[name] for update in updates.values())
+            for name in (CATEGORIES if updates else ())
+        },
         exchange=counted,
     )
 
@@ -238,5 +246,6 @@ def _add_up(parts: Sequence[RankLedger]) -> RankLedger:
         seconds={name: sum(part.seconds[name] for part in parts) for name in CATEGORIES},
         waited_for=dict(waited),
         hidden=sum(part.hidden for part in parts),
+        per_update=parts[-1].per_update,
         exchange=sum((part.exchange for part in parts), Exchange()),
     )

@@ -263,6 +263,8 @@ class FileRecorder(Recorder):
             yield self._pending.popleft()
 
     def _line(self, entry: _Entry | Event) -> str:
+        if isinstance(entry, Exchanged):
+            return _exchanged_line(entry)
         if not isinstance(entry, tuple):
             return encode_line(entry)
         name, started, seconds, update, fields = entry
@@ -301,6 +303,18 @@ class FileRecorder(Recorder):
         if not self._warned:
             self._warned = True
             self._say(f"warning: {text}")
+
+
+def _exchanged_line(entry: Exchanged) -> str:
+    """As `encode_line` writes it, in a tenth of the time: there is one for every update."""
+    text = f'{{"event": "exchanged", "time": {entry.time:.6f}'
+    for key in ("update", "bytes_sent", "bytes_received", "messages_sent", "messages_received"):
+        value = getattr(entry, key)
+        if value or (key == "update" and value is not None):
+            text += f', "{key}": {value}'
+    return (
+        f'{text}, "seconds": {entry.seconds:.7f}, "waited_seconds": {entry.waited_seconds:.7f}}}\n'
+    )
 
 
 def make_recorder(

@@ -35,6 +35,7 @@ def make_trace(sessions: Sequence[Session]) -> dict[str, Any]:
             *_spans(session, origin),
             *_notes(session, origin),
             *_counters(session, origin),
+            *_exchanged(session, origin),
         )
     ]
     # Longer ones first where two begin together: the outer before the inner one.
@@ -195,6 +196,32 @@ def _counters(session: Session, origin: float) -> Iterator[Record]:
                 "args": values,
             }
         before = sample
+
+
+def _exchanged(session: Session, origin: float) -> Iterator[Record]:
+    """What each update moved between nodes, and what of the time was hidden or waited for."""
+    for line in session.exchanged:
+        if line.update is None:
+            continue
+        for name, values in (
+            (
+                "exchange per update (MB)",
+                {"sent": line.bytes_sent / _MEGA, "received": line.bytes_received / _MEGA},
+            ),
+            (
+                "exchange per update (ms)",
+                {"hidden": line.hidden_seconds * 1e3, "waited": line.waited_seconds * 1e3},
+            ),
+        ):
+            yield {
+                "name": name,
+                "cat": "exchange",
+                "ph": "C",
+                "pid": session.rank,
+                "tid": 0,
+                "ts": _microseconds(session, line.time, origin),
+                "args": {key: round(value, 3) for key, value in values.items()},
+            }
 
 
 def _values(sample: Sample, before: Sample | None) -> Iterable[tuple[str, dict[str, float]]]:

@@ -18,11 +18,11 @@ from paceline.report.one import (
     asked_section,
     curves_section,
     plan_section,
-    predicted_section,
     race_section,
 )
 from paceline.report.page import Report
 from paceline.report.plotly import VERSION
+from paceline.report.predicted import measured, predicted_section
 from paceline.report.several import several_sections
 from paceline.report.timeline import timeline_section
 
@@ -30,23 +30,6 @@ from paceline.report.timeline import timeline_section
 def make_report(runs: Sequence[RunData]) -> Report:
     """The report of one run, or the comparison of several."""
     return _one(runs[0]) if len(runs) == 1 else _several(runs)
-
-
-def measured(run: RunData) -> dict[str, float]:
-    """What the run measured, by the names that plans predict under."""
-    found = {
-        "images_per_second": run.speed,
-        "update_seconds": run.number("update_seconds_median"),
-        "epoch_seconds": run.number("epoch_seconds_median"),
-        "memory_mb": _memory(run),
-    }
-    return {key: value for key, value in found.items() if value is not None}
-
-
-def _memory(run: RunData) -> float | None:
-    """Largest memory of all ranks together, each rank's largest added up."""
-    peaks = [max(s.resident for s in each.samples) for each in run.sessions if each.samples]
-    return sum(peaks) / 1e6 if peaks else None
 
 
 def _one(run: RunData) -> Report:

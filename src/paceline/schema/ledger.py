@@ -70,6 +70,8 @@ class RankLedger:
     """Of the waiting: for which rank how long. May sum to less: not every wait has a name."""
     hidden: float = 0.0
     """Seconds of exchange that cost nothing, since something else was going on."""
+    per_update: Mapping[str, float] = field(default_factory=dict)
+    """By category: the median over the updates of the newest session."""
     exchange: Exchange = field(default_factory=lambda: Exchange())
     """What the rank's exchange with other nodes counted."""
 

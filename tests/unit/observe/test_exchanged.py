@@ -77,7 +77,7 @@ def test_every_exchange_says_the_same_of_each_update(kind: str, tmp_path: Path) 
             assert line.seconds > 0
             assert 0 <= line.hidden_seconds <= line.seconds
         assert sum(line.bytes_sent for line in lines) == whole.bytes_sent
-        assert sum(line.waited_seconds for line in lines) == pytest.approx(whole.waited)
+        assert sum(line.waited_seconds for line in lines) == pytest.approx(whole.waited, abs=1e-6)
         waits = [span for span in session.spans if span.name == "exchange"]
         assert {span.update for span in waits} == set(range(UPDATES))
         assert sum(span.seconds for span in waits) == pytest.approx(whole.waited, abs=1e-4)
