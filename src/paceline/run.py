@@ -124,7 +124,7 @@ def _has_files(path: Path) -> bool:
 def open_run(path: Path) -> RunDirectory:
     """An existing run directory."""
     if not path.is_dir():
-        raise RunDirectoryError(f"there is no run directory {path}: `ls runs` shows what there is")
+        raise RunDirectoryError(f"there is no run directory {path}: `paceline runs` lists them")
     return RunDirectory(path.resolve())
 
 

@@ -61,7 +61,7 @@ def audit(paths: Sequence[Path]) -> Audit:
     for path in paths:
         if not path.is_dir():
             raise RunDirectoryError(
-                f"there is no run directory {path}: `ls runs` shows what there is"
+                f"there is no run directory {path}: `paceline runs` lists them"
             )
         try:
             summary: dict[str, Any] = json.loads((path / "run.json").read_text())
