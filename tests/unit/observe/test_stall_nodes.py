@@ -1,0 +1,145 @@
+"""The stall watch among nodes that share no run directory, each with a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline import api
+from paceline.config import dump_config, load_config
+from paceline.config.environment import rank_environment
+from paceline.lab import Lab
+from paceline.lab.testing import make_lab
+from paceline.schema import NodePlan, Plan, RankContext, write_json
+from paceline.schema.events import Note, read_run
+
+__all__ = ["make_lab"]
+MODEL = Path(__file__).with_name("pausing_model.py")
+NODE = """
+import sys
+from pathlib import Path
+from paceline.config.environment import rank_context
+from paceline.launch.node import run_node
+from paceline.run import RunDirectory
+sys.exit(run_node(RunDirectory(Path(sys.argv[1])), rank_context()))
+"""
+
+
+def write_node(folder: Path, deadline: int, **changes: object) -> Path:
+    """A run of two nodes, as one of them has it."""
+    folder.mkdir(parents=True)
+    settings = {
+        "workload.model": f"{MODEL}:build",
+        "workload.data": "synthetic",
+        "workload.batch_size": 8,
+        "data.options.shape": "[1, 28, 28]",
+        "data.options.samples": 64,
+        "data.options.test_samples": 8,
+        "train.epochs": 1,
+        "train.deadline": deadline,
+        "local.strategy": "sequential",
+        "exchange.kind": "allreduce",
+        **{key.replace("__", "."): value for key, value in changes.items()},
+    }
+    config = api.resolve(load_config(None, tuple(f"{k}={v}" for k, v in settings.items())))
+    (folder / "config.toml").write_text(dump_config(config))
+    nodes = tuple(NodePlan(host=name, strategy="sequential", share=0.5) for name in "ab")
+    write_json(folder / "plan.json", Plan(nodes=nodes, exchange="allreduce", batch_size=8))
+    return folder
+
+
+def environment(node: int, address: str, port: int) -> dict[str, str]:
+    context = RankContext(node=node, nodes=2, address=address, port=port, backend="gloo")
+    return rank_environment(context) | {"OMP_NUM_THREADS": "1"}
+
+
+def notes_of(folder: Path, rank: int) -> list[Note]:
+    return list(read_run(folder)[rank][-1].notes)
+
+
+def test_a_node_that_thinks_says_where_through_the_store(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    thinking = {"workload__model_options": "{ node = 1, update = 5, seconds = 5.0 }"}
+    folders = [write_node(tmp_path / name, 6, **thinking) for name in "ab"]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", NODE, str(folder)],
+            env=os.environ | environment(node, "127.0.0.1", port),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for node, folder in enumerate(folders)
+    ]
+    try:
+        outputs = [process.communicate(timeout=90)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert not (folders[0] / "rank-1").exists()
+    stall, *_ = (note for note in notes_of(folders[0], 0) if note.what == "stall")
+    assert stall.ranks == (1,)
+    assert stall.text.startswith("stall: rank 0 has waited ")
+    assert "in 'the sum of gradients' of update 4" in stall.text
+    assert "which is in 'update' of update 4 since " in stall.text
+    assert "lost_in_thought" in stall.text  # its stack, from a folder that rank 0 cannot see
+    assert stall.text.splitlines()[0] in outputs[0]
+
+
+@pytest.mark.slow
+@pytest.mark.lab
+def test_a_cut_network_is_reported_before_its_deadline(
+    make_lab: Callable[..., Lab], tmp_path: Path
+) -> None:
+    """Nodes without a launcher: nobody else would notice."""
+    lab = make_lab({"name": "a", "cores": 1.0}, {"name": "b", "cores": 1.0}, rate="1gbit")
+    folders = [write_node(tmp_path / name, 14, train__epochs=100_000) for name in "ab"]
+    logs = [tmp_path / f"{name}.log" for name in "ab"]
+    processes = []
+    for node, (name, folder, log) in enumerate(zip("ab", folders, logs, strict=True)):
+        with log.open("wb") as output:
+            processes.append(
+                lab.start(
+                    [sys.executable, "-c", NODE, str(folder)],
+                    on=name,
+                    env=environment(node, lab.addresses["a"], 29_600),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                )
+            )
+    try:
+        end = time.monotonic() + 60
+        while "epoch 3/" not in logs[0].read_text():
+            assert all(process.poll() is None for process in processes), logs[0].read_text()
+            assert time.monotonic() < end, logs[0].read_text()
+            time.sleep(0.1)
+        lab.cut("b")
+        codes = [process.wait(60) for process in processes]
+    finally:
+        for process in processes:
+            process.close()
+    assert codes == [1, 1]
+    for rank, (folder, log) in enumerate(zip(folders, logs, strict=True)):
+        text = log.read_text()
+        stall = next(note for note in notes_of(folder, rank) if note.what == "stall")
+        print(stall.text)
+        assert stall.ranks == (1 - rank,)
+        assert re.match(rf"stall: rank {rank} has waited \d+ s in '.+' of update \d+", stall.text)
+        assert f"rank {1 - rank}, which gives no sign" in stall.text
+        assert stall.text.splitlines()[0] in text  # said, not only written
+        print(text.strip().splitlines()[-1])
+        assert f"rank {rank} on {'ab'[rank]} waited too long in " in text
+        assert text.index("stall: ") < text.index("waited too long")
