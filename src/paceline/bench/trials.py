@@ -19,6 +19,8 @@ class Trial:
     plan: Plan = field(default_factory=Plan)
     warmup: int = 1
     updates: int = 3
+    rounds: int | None = None
+    """Take part in only so many of the bench's rounds; None: in all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,8 @@ class Timing:
     packets_received: float = 0.0
     waited: float = 0.0
     """Seconds per update in which computing stood still for the network."""
+    processor: float = 0.0
+    """Seconds per update that the host's process used a core, the network's threads included."""
     failed: str = ""
 
 

@@ -6,6 +6,7 @@ nothing is timed but updates.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import sys
@@ -33,6 +34,7 @@ from paceline.local.memory import give_back_memory, keep_freed_memory
 from paceline.run import RunDirectory
 from paceline.schema import RankContext, read_json, write_json
 from paceline.train.assemble import Task, make_job
+from paceline.train.device import use_deterministic
 from paceline.train.parts import Parts, make_parts
 
 
@@ -162,6 +164,8 @@ def run(bench: Bench) -> Timings:
     opened: dict[str, Parts] = {}
     for number in range(bench.rounds):
         for trial in bench.trials:
+            if trial.rounds is not None and number >= trial.rounds:
+                continue
             key = repr(sorted(trial.settings.items()))
             if key not in opened:
                 opened[key] = make_parts(config_from(dict(trial.settings)))
@@ -180,6 +184,9 @@ def _time(
     host = network.hosts[context.node]
     stepper = None
     problem = ""
+    # Stock DDP as its tutorial has it; everything else as training does.
+    ours = config_from(dict(trial.settings)).train.deterministic
+    use_deterministic(trial.kind != "ddp" and ours)
     try:
         stepper = _build(trial, parts, context, network, turn)
         for update in range(trial.warmup):
@@ -194,6 +201,7 @@ def _time(
         )
     getattr(stepper, "network", network).traffic.take()
     before, start = kernel_counters(), time.perf_counter()
+    processor = time.process_time()
     for update in range(trial.updates):
         stepper.step(trial.warmup + update)
     own = time.perf_counter() - start
@@ -201,9 +209,10 @@ def _time(
     network.barrier("done")
     whole = time.perf_counter() - start
     after = kernel_counters()  # not before: a server is busy until its workers are done
+    processor = time.process_time() - processor
     samples = stepper.samples
     _release(stepper)
-    return _timing(
+    timing = _timing(
         trial,
         number,
         host,
@@ -212,6 +221,7 @@ def _time(
         counted,
         [b - a for a, b in zip(before, after, strict=True)],
     )
+    return dataclasses.replace(timing, processor=processor / trial.updates)
 
 
 def _timing(

@@ -24,6 +24,7 @@ def command() -> None:
     paceline bench exchange --lab examples/lab/two-hosts.toml --model alexnet
     paceline bench exchange --set link.rate=100mbit --exchange partition --exchange "stock DDP"
     paceline bench shares --cores 0.8,0.2
+    paceline bench predict --out predict.json
     """
 
 
@@ -88,6 +89,48 @@ def shares(cores: str, batch: int, rounds: int, as_json: bool) -> None:
         click.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
         return
     _print(f"mnist_cnn, batch {batch}, hosts of {cores} cores", rows, against="alone")
+
+
+@command.command()
+@click.option("--model", "models", multiple=True, help="mnist_cnn, resnet18, alexnet; repeatable.")
+@click.option("--hosts", "hosts", multiple=True, help="one, two, unequal, four; repeatable.")
+@click.option("--rate", "rates", multiple=True, help="100mbit, 300mbit, 1gbit; repeatable.")
+@click.option("--quick", is_flag=True, help="About a third of it.")
+@click.option("--verdicts", is_flag=True, help="Only three verdicts: helps, hurts, turns.")
+@click.option("--out", type=click.Path(path_type=Path), help="Keep results; go on from there.")
+@click.option("--json", "as_json", is_flag=True, help="Print for programs.")
+def predict(
+    models: tuple[str, ...],
+    hosts: tuple[str, ...],
+    rates: tuple[str, ...],
+    quick: bool,
+    verdicts: bool,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Predicted against measured seconds per update, and whether the right option was chosen.
+
+    Hosts and links are measured as `paceline measure` does, every option is predicted as
+    `paceline plan` does, and then each is timed. Exits with 1 where a bar is missed.
+    """
+    from paceline.bench.predict import EVERY, QUICK, Proof, chosen_cases, summarised
+    from paceline.commands.bench_predict import print_outcomes, print_summary
+
+    proof = Proof(out, lambda text: click.echo(text, err=True))
+    proof.run(chosen_cases(QUICK if quick else EVERY, models, hosts, rates))
+    summary = summarised(proof.outcomes)
+    if as_json:
+        found = {
+            "outcomes": [dataclasses.asdict(outcome) for outcome in proof.outcomes],
+            "summary": dataclasses.asdict(summary),
+            "skipped": proof.skipped,
+        }
+        click.echo(json.dumps(found, indent=2))
+    else:
+        print_outcomes(proof.outcomes)
+        print_summary(summary, proof.skipped)
+    if not summary.passed:
+        raise SystemExit(1)
 
 
 def _two_hosts() -> dict[str, Any]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BUSY = 0.15
 """Part of a host's cores in use by others above which its times are doubtful."""
-_VERSION = 1
+_VERSION = 2
 
 
 def place_name(place: Place) -> str:

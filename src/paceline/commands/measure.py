@@ -96,7 +96,13 @@ def describe_network(found: Machines) -> list[str]:
             for point in curve.points
             if point.bytes >= 2**20
         ]
-        lines.append(f"all-reduce over {curve.backend}: {', '.join(points)}")
+        beside = ""
+        if curve.slowdown is not None and curve.computing_left is not None:
+            beside = (
+                f"; while computing {curve.slowdown.median:.2f}x as long, and computing at"
+                f" {curve.computing_left.median:.0%} of its speed"
+            )
+        lines.append(f"all-reduce over {curve.backend}: {', '.join(points)}{beside}")
     return lines
 
 

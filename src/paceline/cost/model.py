@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.schema.machines import Host
 
@@ -36,6 +36,8 @@ class ModelCost:
     """All layers, in the order of forward."""
 
     layers: tuple[LayerCost, ...]
+    optimizer_slots: int = 0
+    """Numbers that the optimizer keeps per weight."""
 
     @property
     def parameter_bytes(self) -> float:
@@ -82,9 +84,9 @@ def model_cost(layers: Sequence[LayerCost]) -> ModelCost:
     return ModelCost(tuple(found))
 
 
-def host_model(host: Host) -> ModelCost:
+def host_model(host: Host, optimizer_slots: int = 0) -> ModelCost:
     """The model as a host's per-layer profile describes it."""
-    return model_cost(
+    found = model_cost(
         [
             LayerCost(
                 name=layer.name,
@@ -98,3 +100,4 @@ def host_model(host: Host) -> ModelCost:
             for layer in host.layers
         ]
     )
+    return replace(found, optimizer_slots=optimizer_slots)

@@ -32,8 +32,10 @@ class Wire:
     """Bytes per second each way while both are used, as collectives do."""
     message: float = MESSAGE_SECONDS
     """Seconds of software per message."""
-    cpu_per_byte: float = 0.0
-    """Core seconds per byte sent that cannot be hidden, because computing needs the cores too."""
+    slowdown: float = 1.0
+    """How many times as long communication takes while the cores compute."""
+    taken: float = 0.0
+    """Part of the cores' computing that communication takes while both are under way."""
 
     def faster(self, factor: float) -> Wire:
         """The same wire with `factor` times the bandwidth."""
@@ -124,6 +126,7 @@ def fitted(start: Wire, curve: AllReduceCurve, level: Level = "median") -> Wire:
         s = slope,  B = 2 (N-1)/N / s      A = intercept,  o = (A - 2 a) / (2 (N-1))
 
     A negative intercept is noise and becomes 0; latencies stay as they were measured.
+    What computing and sums do to each other is taken from the curve too; see `hindrance`.
     """
     nodes = len(curve.hosts)
     times: dict[Level, Level] = {"low": "high", "high": "low", "median": "median"}
@@ -149,5 +152,23 @@ def fitted(start: Wire, curve: AllReduceCurve, level: Level = "median") -> Wire:
         message=max(0.0, intercept - 2 * start.latency) / (2 * (nodes - 1)),
         both=rate,
         bandwidth=max(start.bandwidth, rate),
-        cpu_per_byte=curve.cpu_per_byte.at(times[level]) if curve.cpu_per_byte else 0.0,
+        **hindrance(curve, rate),
     )
+
+
+def hindrance(curve: AllReduceCurve, rate: float) -> dict[str, float]:
+    """How much computing and communicating slow each other down while both are under way.
+
+        slowdown    time of a sum while all compute / while none does, at least 1
+        taken       1 - computing left, at most 1 / slowdown
+
+    The limit says that doing both at once is never slower than taking turns: what is
+    measured beyond it is noise. Where computing was not measured beside sums, `taken` is
+    what their processor time is of their time on one core: core seconds per byte x B.
+    """
+    slowdown = max(1.0, curve.slowdown.median) if curve.slowdown else 1.0
+    if curve.computing_left is not None:
+        taken = 1 - curve.computing_left.median
+    else:
+        taken = curve.cpu_per_byte.median * rate if curve.cpu_per_byte else 0.0
+    return {"slowdown": slowdown, "taken": min(1 / slowdown, max(0.0, taken))}

@@ -65,18 +65,31 @@ def exposed_seconds(
     backward_seconds: float,
     seconds: Callable[[float], float],
     *,
-    cpu_seconds: float = 0.0,
+    slowdown: float = 1.0,
+    taken: float = 0.0,
 ) -> float:
     """Communication that does not hide under backward.
 
-        E = max(0, end of the lane - end of backward)        T = sum of all buckets' times
-        exposed = E + (1 - E/T) min(C, T)
+    Backward and one network lane run side by side and hinder each other: while a bucket is
+    under way and backward still computes, a second brings
 
-    C is the cores' own part of communicating: while it is hidden under backward it
-    slows computing down by as much. E <= exposed <= T.
+        backward   1 - taken seconds further        the bucket   1 / slowdown seconds further
+
+    and otherwise each its own second. exposed = when both have ended - backward alone.
+    Without hindrance that is max(0, end of the lane - end of backward); with
+    taken <= 1/slowdown it is at most the sum of all buckets' times.
     """
-    total = sum(seconds(bucket.size) for bucket in waiting)
-    if total <= 0:
-        return 0.0
-    beyond = min(total, max(0.0, lane_end(waiting, seconds) - backward_seconds))
-    return beyond + (1 - beyond / total) * min(cpu_seconds, total)
+    now = done = 0.0
+    for bucket in waiting:
+        if bucket.ready > done:
+            now, done = now + bucket.ready - done, bucket.ready
+        left, computing = seconds(bucket.size), backward_seconds - done
+        if computing > 0:
+            both = left * slowdown
+            if both * (1 - taken) > computing:
+                both = computing / (1 - taken)
+            done += both * (1 - taken)
+            left = max(0.0, left - both / slowdown)
+            now += both
+        now += left
+    return max(0.0, now + max(0.0, backward_seconds - done) - backward_seconds)

@@ -35,7 +35,8 @@ class Member:
     """Standard deviation of an update, in parts of its time."""
     feed: float | None = None
     """Samples per second that reading gives; None: no limit."""
-    cores: int = 1
+    copying: float = math.inf
+    """Bytes per second that a core reads and writes when it copies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,7 @@ def step_cost(
     batch: int,
     *,
     bucket_bytes: float = BUCKET,
+    serving: Member | None = None,
 ) -> StepCost:
     """The cost of one update of `batch` samples by a team.
 
@@ -88,7 +90,8 @@ def step_cost(
         bubble    (S-1) x the slowest stage, pipeline only
 
     Nodes that get no sample stand by, but still take part in the exchange. The team are
-    those that compute; servers on nodes of their own are not among them.
+    those that compute; servers on nodes of their own are not among them: `serving` is the
+    slowest of those, where it is known.
     """
     nodes = sum(member.count for member in team)
     if exchange.kind == "pipeline" and nodes > 1:
@@ -106,6 +109,9 @@ def step_cost(
     communication, exposed, sent = _communication(
         team, wire, model, exchange, nodes, batch, slowest, bucket_bytes
     )
+    if exchange.kind == "parameter_server" and serving is not None:
+        handled = handling_seconds(team, serving, model, exchange, nodes)
+        communication, exposed = communication + handled, exposed + handled
     busy = mean + waiting + exposed
     data = max(0.0, _feeding(team, portions) - busy)
     return StepCost(
@@ -131,17 +137,46 @@ def _times(
 
     Split layers cost the same arithmetic whether a node has 1/N of the rows or of the
     features, but the fixed part of an update, which touches every weight, shrinks to the
-    weights that the node holds.
+    weights that the node holds. Workers of parameter servers leave the optimizer to those.
     """
     times = []
+    served = exchange.kind == "parameter_server" and exchange.dedicated
     for portion in portions:
-        curve = team[portion.kind].curve
-        seconds = curve.seconds(portion.samples)
+        member = team[portion.kind]
+        seconds = member.curve.seconds(portion.samples)
         if exchange.partition and portion.samples:
             held = held_part(model, exchange.partition, portion.samples / batch)
-            seconds -= (1 - held) * curve.fixed
+            seconds -= (1 - held) * member.curve.fixed
+        elif served and portion.samples:
+            seconds -= min(member.curve.fixed, optimizer_seconds(model, member.copying))
         times.append(seconds)
     return times
+
+
+def optimizer_seconds(model: ModelCost, copying: float) -> float:
+    """What an optimizer takes: (3 + 2 k) n / c.
+
+    Gradient, weight and k numbers are read, the last two written; memory is what it waits for.
+    """
+    return (3 + 2 * model.optimizer_slots) * model.parameter_bytes / copying
+
+
+def handling_seconds(
+    team: Sequence[Member], serving: Member, model: ModelCost, exchange: Exchange, workers: int
+) -> float:
+    """What workers and servers do with n bytes between computing and the wire.
+
+        a worker   4 n / c              gradients into one vector, weights out of one
+        a server   3 (W-1) n / (S c)    adding up W gradients
+                 + 2 W n / (S c)        a copy of the weights for each worker
+                 + optimizer / S        see `optimizer_seconds`
+
+    c is what the slowest worker, or the slowest server, reads and writes per second.
+    """
+    size, servers = model.parameter_bytes, server_count(exchange, workers)
+    own = 4 * size / min(member.copying for member in team)
+    shared = (3 * (workers - 1) + 2 * workers) * size / serving.copying
+    return own + (shared + optimizer_seconds(model, serving.copying)) / servers
 
 
 def _communication(
@@ -175,12 +210,12 @@ def _communication(
     waiting = buckets(gradients, size=bucket_bytes)
     hideable = sum(seconds_of(bucket.size) for bucket in waiting)
     moved = agreement_bytes(exchange, sum(bucket.size for bucket in waiting), nodes)
-    cores = min(member.cores for member in team)
     exposed = exposed_seconds(
         waiting,
         working * model.backward_part,
         seconds_of,
-        cpu_seconds=wire.cpu_per_byte * moved / cores,
+        slowdown=wire.slowdown,
+        taken=wire.taken,
     )
     blocking = activation_seconds(model, modes, wire, nodes, batch)
     sent = moved + activation_bytes(model, modes, nodes, batch)

@@ -20,6 +20,7 @@ import torch
 from paceline.config.environment import rank_context
 from paceline.errors import PacelineError
 from paceline.exchange.network import Network, open_network
+from paceline.measure.hindrance import measure_hindrance
 from paceline.measure.profile import figure
 from paceline.schema import encode
 from paceline.schema.machines import AllReduceCurve, CurvePoint, Figure, Link, Machines, exactly
@@ -167,11 +168,14 @@ def measure_allreduce(
         points.append(CurvePoint(bytes=values.nbytes, seconds=figure(means, how)))
         guess = statistics.median(means) * 4
     effort = _agreed(network, spent / sent if sent else 0.0)
+    slowdown, left = measure_hindrance(network, points, clock=clock)
     return AllReduceCurve(
         backend=network.backend,
         hosts=tuple(network.hosts),
         points=tuple(points),
         cpu_per_byte=exactly(effort, "processor time of the sums from 1 MB on") if sent else None,
+        slowdown=slowdown,
+        computing_left=left,
     )
 
 

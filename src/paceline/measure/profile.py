@@ -21,7 +21,7 @@ from paceline.config.environment import cache_root
 from paceline.errors import PacelineError
 from paceline.local.cores import quota_cores, usable_cores, visible_cores
 from paceline.measure import race
-from paceline.schema import Candidate, Config, NodePlan, encode, read_json, write_json
+from paceline.schema import Candidate, Config, encode, read_json, write_json
 from paceline.schema.machines import (
     Figure,
     Host,
@@ -44,7 +44,11 @@ LAYER_BATCH = 32
 COPY_MB = 64
 NOISY = 0.3
 """Quartile distance of updates above which a machine is called noisy."""
-_VERSION = 1
+CURVE_SECONDS = 8.0
+"""About so long updates of all batch sizes together are timed."""
+LAYERS_SECONDS = 4.0
+"""Rounds of timing layers end after this."""
+_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +71,12 @@ def figure(values: Sequence[float], how: str) -> Figure:
 
 
 def batch_sizes(batch_size: int) -> list[int]:
-    """Where updates are timed beside the batch itself: a quarter and a sixteenth, at least 2.
+    """Where updates are timed beside the batch itself: a half, a quarter, a sixteenth, at least 2.
 
     >>> batch_sizes(128), batch_sizes(6)
-    ([32, 8], [2])
+    ([64, 32, 8], [3, 2])
     """
-    smaller = {max(2, batch_size // 4), max(2, batch_size // 16)}
+    smaller = {max(2, batch_size // part) for part in (2, 4, 16)}
     return sorted((size for size in smaller if size < batch_size), reverse=True)
 
 
@@ -125,7 +129,7 @@ def _measure(request: ProfileRequest) -> Machines:
     from paceline.train.parts import make_parts
 
     config, chosen = request.config, request.chosen
-    updates = [_raced(request), *_smaller_updates(request)]
+    updates = _update_times(request)
     busy = race.busy_cores()
     parts = make_parts(config)
     try:
@@ -166,35 +170,38 @@ def _measure(request: ProfileRequest) -> Machines:
     return _for_config(Machines(made=made, workload=facts, hosts=(host,)), config)
 
 
-def _raced(request: ProfileRequest) -> UpdateTime:
-    return _update_time(request.chosen, request.batch_size, "the race")
+def _update_times(request: ProfileRequest) -> list[UpdateTime]:
+    """Updates of the batch and of smaller ones by the strategy that won, timed in turns."""
+    chosen = request.chosen
+    sizes = [request.batch_size, *batch_sizes(request.batch_size)]
+    sizes = [size for size in sizes if size >= chosen.node.workers]
+    if not sizes:
+        return [_raced(chosen, request.batch_size)]
+    trial = race.RaceRequest(
+        config=request.config, batch_size=request.batch_size, quiet=True, seconds=CURVE_SECONDS
+    )
+    numerics = (chosen.precision, chosen.memory_format)
+    try:
+        found = race.time_sizes(trial, chosen.node, numerics, sizes)
+    except PacelineError as error:  # the race has shown that the batch itself can be trained
+        request.say(f"smaller batches could not be timed: {error}")
+        return [_raced(chosen, request.batch_size)]
+    how = f"{chosen.name}, real updates in turns, warm-up dropped"
+    return [
+        UpdateTime(batch_size=size, seconds=figure(times, how))
+        for size, times in found.items()
+        if times
+    ]
 
 
-def _update_time(entry: Candidate, batch_size: int, how: str) -> UpdateTime:
+def _raced(entry: Candidate, batch_size: int) -> UpdateTime:
     middle = entry.images_per_second
     assert middle, "a chosen candidate has a time"
     ends = sorted(batch_size / (end or middle) for end in (entry.low, entry.high, middle))
     seconds = Figure(
-        median=ends[1], low=ends[0], high=ends[2], samples=max(1, entry.trials), how=how
+        median=ends[1], low=ends[0], high=ends[2], samples=max(1, entry.trials), how="the race"
     )
     return UpdateTime(batch_size=batch_size, seconds=seconds)
-
-
-def _smaller_updates(request: ProfileRequest) -> list[UpdateTime]:
-    """Updates of smaller batches by the strategy that won, in processes of their own."""
-    found = []
-    chosen = request.chosen
-    for size in batch_sizes(request.batch_size):
-        if size < chosen.node.workers:
-            continue
-        node: NodePlan = chosen.node
-        node = dataclasses.replace(node, micro_batches=min(node.micro_batches, size))
-        trial = race.RaceRequest(config=request.config, batch_size=size, quiet=True, seconds=5.0)
-        entries = race.race_in_ranks(trial, [node], [(chosen.precision, chosen.memory_format)])
-        timed = next((entry for entry in entries if entry.images_per_second), None)
-        if timed is not None:
-            found.append(_update_time(timed, size, f"{timed.name}, real updates, warm-up dropped"))
-    return found
 
 
 @dataclass
@@ -217,17 +224,20 @@ def profile_layers(
     """Every layer on its own: forward and backward seconds, bytes of weights and activations.
 
     The model runs once and each layer's input is kept; then each layer is run alone on it,
-    backward right after forward, a warm-up and `rounds` times. Functions that are no
+    backward right after forward, a warm-up and `rounds` times (fewer where that would take
+    long). Functions that are no
     module are not seen: costs use the layers' parts of the time, not their sum.
     """
     calls = _record(model, inputs)
+    warm = [sum(_time_call(call, clock)) for call in calls]
+    rounds = max(1, min(rounds, int(LAYERS_SECONDS / max(sum(warm), 1e-9))))
     counted: set[int] = set()
     rows: dict[str, Layer] = {}
     how = f"alone on {len(inputs)} samples, {rounds} rounds"
     for call in calls:
         own = [p for p in call.layer.parameters() if id(p) not in counted]
         counted.update(map(id, own))
-        times = [_time_call(call, clock) for _ in range(rounds + 1)][1:]
+        times = [_time_call(call, clock) for _ in range(rounds)]
         first = next((v for v in call.inputs if hasattr(v, "nbytes")), None)
         row = Layer(
             name=call.name,

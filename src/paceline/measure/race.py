@@ -10,7 +10,7 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import metadata
@@ -207,24 +207,38 @@ def race_in_ranks(
     request: RaceRequest, nodes: list[NodePlan], numerics: list[tuple[Any, Any]]
 ) -> list[Candidate]:
     """In processes of its own, started anew when a candidate brings them down."""
+    task = _task(request, nodes, numerics)
+    return list(_in_ranks(request.config, task).candidates)
+
+
+def time_sizes(
+    request: RaceRequest, node: NodePlan, numerics: tuple[Any, Any], sizes: Sequence[int]
+) -> dict[int, tuple[float, ...]]:
+    """Seconds of the updates of one candidate at several batch sizes, timed in turns."""
+    task = dataclasses.replace(_task(request, [node], [numerics]), sizes=tuple(sizes))
+    return {int(size): times for size, times in _in_ranks(request.config, task).times.items()}
+
+
+def _task(request: RaceRequest, nodes: list[NodePlan], numerics: list[tuple[Any, Any]]) -> RaceTask:
+    return RaceTask(
+        nodes=tuple(nodes),
+        numerics=tuple(numerics),
+        batch_size=request.batch_size,
+        seconds=request.seconds,
+        quiet=request.quiet,
+        thorough=request.thorough,
+    )
+
+
+def _in_ranks(config: Config, task: RaceTask) -> RaceResult:
     from paceline.launch.local import run_ranks
 
     folder = Path(tempfile.mkdtemp(prefix="paceline-race-"))
     run = RunDirectory(folder)
-    known: list[Candidate] = []
-    ranks = max(node.ranks for node in nodes)
+    ranks = max(node.ranks for node in task.nodes)
     try:
-        run.config.write_text(dump_config(request.config))
+        run.config.write_text(dump_config(config))
         for attempt in range(ATTEMPTS):
-            task = RaceTask(
-                nodes=tuple(nodes),
-                numerics=tuple(numerics),
-                batch_size=request.batch_size,
-                seconds=request.seconds,
-                known=tuple(known),
-                quiet=request.quiet,
-                thorough=request.thorough,
-            )
             write_json(folder / "race-task.json", task)
             try:
                 run_ranks(
@@ -232,14 +246,15 @@ def race_in_ranks(
                     NodePlan(strategy="processes", processes=ranks),
                     module="paceline.measure.race_rank",
                 )
-                return list(read_json(RaceResult, folder / "race-result.json").candidates)
+                return read_json(RaceResult, folder / "race-result.json")
             except WorkerError as error:
                 current = folder / "race-current.json"
                 if attempt + 1 == ATTEMPTS or not current.exists():
                     raise
                 entry = read_json(Candidate, current)
                 reason = f"brought its processes down: {str(error).splitlines()[0]}"
-                known.append(dataclasses.replace(entry, reason=reason))
+                broken = dataclasses.replace(entry, reason=reason)
+                task = dataclasses.replace(task, known=(*task.known, broken))
                 current.unlink()
         raise AssertionError("unreachable")
     finally:

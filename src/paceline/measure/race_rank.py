@@ -6,8 +6,11 @@ result RUN/race.json.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,9 +18,14 @@ from paceline.config import load_config
 from paceline.config.environment import rank_context, shared_memory
 from paceline.errors import StrategyError, UserError
 from paceline.launch.rank import die_with_parent, record_failure
+from paceline.plan.candidates import candidate
 from paceline.run import RunDirectory
 from paceline.schema import Candidate, NodePlan, decode, encode, read_json, write_json
 from paceline.schema.codec import rule
+
+TURN_SECONDS = 0.5
+"""About so long one batch size is timed before the next one has its turn."""
+SIZE_ROUNDS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +40,8 @@ class RaceTask:
     """Candidates that broke an earlier attempt, with the reason."""
     quiet: bool = False
     thorough: bool = False
+    sizes: tuple[int, ...] = ()
+    """Instead of a race: time the one node of `nodes` at these batch sizes, in turns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +49,8 @@ class RaceResult:
     """What the first rank leaves behind."""
 
     candidates: tuple[Candidate, ...] = field(default_factory=tuple)
+    times: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Seconds of every timed update by batch size, where sizes were asked for."""
 
 
 def main(run_path: str) -> int:
@@ -83,17 +95,24 @@ def _lead(run: RunDirectory, ground: object, board: object) -> None:
     task = read_json(RaceTask, run.path / "race-task.json")
 
     def trial(
-        entry: Candidate, *, warmup: int, steps: int, give_up: float | None
+        entry: Candidate, *, warmup: int, steps: int, give_up: float | None, size: int = 0
     ) -> tuple[list[float], float | None]:
         for broken in task.known:
             if _alike(entry, broken):
                 raise StrategyError(broken.reason)
         # Left where the launcher finds it should this trial bring the ranks down.
         (run.path / "race-current.json").write_text(json.dumps(encode(entry)))
+        size = size or task.batch_size
         order = {"entry": encode(entry), "warmup": warmup, "steps": steps, "give_up": give_up}
-        board.announce(json.dumps(order))
+        board.announce(json.dumps(order | {"size": size}))
         board.activate(entry.node.ranks)
-        return ground.run(entry, warmup=warmup, steps=steps, give_up=give_up)
+        return ground.first(size).run(entry, warmup=warmup, steps=steps, give_up=give_up)
+
+    if task.sizes:
+        times = _time_sizes(task, trial)
+        board.announce("")
+        write_json(run.path / "race-result.json", RaceResult(times=times))
+        return
 
     say = (lambda text: None) if task.quiet else (lambda text: print(f"  {text}", flush=True))
     contest = Contest(
@@ -106,6 +125,27 @@ def _lead(run: RunDirectory, ground: object, board: object) -> None:
     candidates = contest.run(task.nodes, [(p, f) for p, f in task.numerics])
     board.announce("")
     write_json(run.path / "race-result.json", RaceResult(candidates=tuple(candidates)))
+
+
+def _time_sizes(
+    task: RaceTask, trial: Callable[..., tuple[list[float], float | None]]
+) -> dict[str, tuple[float, ...]]:
+    """Updates of every size, in turns, so that what disturbs a machine for a while hits all alike.
+
+    Rounds end when the time is up; every size has at least one turn.
+    """
+    end = time.monotonic() + task.seconds
+    found: dict[int, list[float]] = {size: [] for size in task.sizes}
+    for number in range(SIZE_ROUNDS):
+        for size, times in found.items():
+            if number and time.monotonic() > end:
+                break
+            node = task.nodes[0]
+            node = dataclasses.replace(node, micro_batches=min(node.micro_batches, size))
+            steps = max(2, min(10, round(TURN_SECONDS / min(times)))) if times else 3
+            entry = candidate(node, *task.numerics[0])
+            times += trial(entry, warmup=1, steps=steps, give_up=None, size=size)[0]
+    return {str(size): tuple(times) for size, times in found.items()}
 
 
 def _alike(entry: Candidate, broken: Candidate) -> bool:
@@ -135,7 +175,7 @@ def _follow(ground: object, board: object) -> None:
         if board.rank >= entry.node.ranks:
             continue
         try:
-            ground.run(
+            ground.first(order["size"]).run(
                 entry, warmup=order["warmup"], steps=order["steps"], give_up=order["give_up"]
             )
         except UserError:

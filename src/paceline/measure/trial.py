@@ -38,6 +38,10 @@ class TrialGround:
     arena: Arena | None = None
     cores: tuple[int, ...] = dataclasses.field(default_factory=visible_cores)
 
+    def first(self, size: int) -> TrialGround:
+        """The same with a smaller batch: its first samples."""
+        return dataclasses.replace(self, inputs=self.inputs[:size], targets=self.targets[:size])
+
     def run(
         self, entry: Candidate, *, warmup: int, steps: int, give_up: float | None
     ) -> tuple[list[float], float | None]:

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Literal, cast
 
-from paceline.cost.compute import deviation, host_curve
 from paceline.cost.exchanges import Exchange, Kind
 from paceline.cost.model import ModelCost, host_model
 from paceline.cost.network import Wire, slowest_wire
@@ -14,7 +13,7 @@ from paceline.cost.partition import choose_modes
 from paceline.cost.step import Member, StepCost, step_cost
 from paceline.plan.candidates import MemoryFormat, Precision
 from paceline.plan.nodes import NodeChoice
-from paceline.plan.options import factor_of, node_memory, scaled
+from paceline.plan.options import factor_of, member_of, node_memory, scaled
 from paceline.plan.rules import BUCKETS
 from paceline.schema import Config, ExchangeSettings, NodePlan, Plan, Rejected
 from paceline.schema.machines import Host, Machines
@@ -118,19 +117,12 @@ def foresee(
         for name, node in zip(names, plan.nodes, strict=True)
         if node.role == "worker" and node.share > 0
     ]
-    model = host_model(working[0][0])
+    model = host_model(working[0][0], machines.workload.optimizer_slots)
     wire = slowest_wire(machines, [host.name for host, _ in working])
     count = len(working)
     exchange = _exchange(config.exchange, plan, model, wire, count)
-    team = [
-        Member(
-            curve=host_curve(host),
-            deviation=deviation(host),
-            feed=host.feed.median if host.feed else None,
-            cores=host.usable_cores,
-        )
-        for host, _ in working
-    ]
+    team = [member_of(host) for host, _ in working]
+    served = [member_of(machines.host(names[place])) for place in plan.servers]
     cost = step_cost(
         team,
         wire,
@@ -138,6 +130,7 @@ def foresee(
         exchange,
         plan.batch_size,
         bucket_bytes=(plan.bucket_mb or config.exchange.bucket_mb) * 2**20,
+        serving=min(served, key=lambda member: member.copying, default=None),
     )
     factor = factor_of(calibration or {}, exchange, count)
     cost = scaled(_with_shares(cost, team, [node.share for _, node in working]), factor)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.cost.compute import Portion, UpdateCurve, deviation, host_curve
+from paceline.cost.compute import Portion, UpdateCurve, host_curve
 from paceline.cost.exchanges import Exchange
 from paceline.cost.model import ModelCost, host_model
 from paceline.cost.network import slowest_wire
@@ -19,6 +19,7 @@ from paceline.plan.options import (
     evaluate,
     exchanges,
     factor_of,
+    member_of,
     node_memory,
 )
 from paceline.plan.rules import BUCKETS, Factors, Rules
@@ -82,7 +83,7 @@ class _Chooser:
             raise ConfigError(
                 f"host {self.hosts[0].name!r} has no per-layer profile: measure it again"
             )
-        self.model: ModelCost = host_model(self.hosts[0])
+        self.model: ModelCost = host_model(self.hosts[0], facts.optimizer_slots)
 
     def counts(self) -> list[int]:
         """How many of the fastest are tried together."""
@@ -92,15 +93,7 @@ class _Chooser:
         return [*range(1, 9), *(2**k for k in range(4, most.bit_length()) if 2**k < most), most]
 
     def members(self, team: Sequence[Host], level: Level) -> tuple[Member, ...]:
-        return tuple(
-            Member(
-                curve=host_curve(host, level),
-                deviation=deviation(host),
-                feed=host.feed.median if host.feed else None,
-                cores=host.usable_cores,
-            )
-            for host in team
-        )
+        return tuple(member_of(host, level) for host in team)
 
     def alone(self, level: Level) -> float:
         """Images per second of the fastest machine by itself."""
@@ -200,6 +193,18 @@ def choose_nodes(
     fastest = max(option.images_per_second for option in allowed)
     chosen = next(o for o in allowed if o.images_per_second >= fastest * (1 - SAME))
     return _choice(chooser, options, chosen)
+
+
+def every_choice(
+    machines: Machines, *, count: int, buckets: Sequence[float] = BUCKETS
+) -> list[NodeChoice]:
+    """Every way for the fastest `count` machines, each as if it had been chosen.
+
+    For comparing predictions with measurements: nothing is calibrated, nothing ruled out.
+    """
+    chooser = _Chooser(machines, machines.workload, Rules(buckets=buckets), {})
+    options = chooser.options(count)
+    return [_choice(chooser, options, option) for option in options]
 
 
 def _name(option: Option) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from paceline.cost.compute import deviation, host_curve
 from paceline.cost.exchanges import Exchange, server_count
 from paceline.cost.memory import Footprint, spread_mb
 from paceline.cost.model import ModelCost
@@ -16,7 +17,7 @@ from paceline.cost.pipeline import cut
 from paceline.cost.step import Member, StepCost, step_cost
 from paceline.schema import NodePlan
 from paceline.schema.calibration import calibration_name
-from paceline.schema.machines import Level, WorkloadFacts
+from paceline.schema.machines import Host, Level, WorkloadFacts
 
 WORKERS_PER_SERVER = 4
 """How many workers a parameter server serves in the options that are considered."""
@@ -72,6 +73,21 @@ class Option:
         return self.cost.images_per_second
 
 
+def member_of(host: Host, level: Level = "median") -> Member:
+    """A measured host as a member of a team."""
+    return Member(
+        curve=host_curve(host, level),
+        deviation=deviation(host),
+        feed=host.feed.median if host.feed else None,
+        copying=copying_rate(host),
+    )
+
+
+def copying_rate(host: Host) -> float:
+    """Bytes per second that a core of it reads and writes; without limit where nobody knows."""
+    return host.memory_bandwidth.median if host.memory_bandwidth else math.inf
+
+
 def exchanges(model: ModelCost, wire: Wire, nodes: int, batch: int) -> list[Exchange]:
     """What is worth considering for a team, simple ones first."""
     if nodes <= 1:
@@ -115,8 +131,15 @@ def evaluate(
 
     def cost_at(computing: Level, wire: Level) -> StepCost:
         found = setting(computing, wire)
-        team = workers(found.team, exchange)
-        cost = step_cost(team, found.wire, model, exchange, batch, bucket_bytes=bucket_bytes)
+        cost = step_cost(
+            workers(found.team, exchange),
+            found.wire,
+            model,
+            exchange,
+            batch,
+            bucket_bytes=bucket_bytes,
+            serving=found.team[-1] if exchange.dedicated else None,
+        )
         return scaled(cost, factor)
 
     cost = cost_at("median", "median")

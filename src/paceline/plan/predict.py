@@ -19,6 +19,7 @@ from paceline.plan.options import (
     Setting,
     best,
     cause,
+    copying_rate,
     evaluate,
     exchanges,
     factor_of,
@@ -45,10 +46,10 @@ class _Guide:
     ) -> None:
         self.host, self.facts, self.question = host, facts, question
         self.calibration = calibration
-        self.model: ModelCost = host_model(host)
+        self.model: ModelCost = host_model(host, facts.optimizer_slots)
         if not host.layers:
             raise ConfigError(f"host {host.name!r} has no per-layer profile: measure it again")
-        self.spread = deviation(host)
+        self.spread, self.copying = deviation(host), copying_rate(host)
 
     def speeds(self, nodes: int) -> dict[float, int]:
         """How many nodes there are of each speed, the fastest first."""
@@ -74,7 +75,7 @@ class _Guide:
                 count=count,
                 deviation=self.spread,
                 feed=feed * speed if feed else None,
-                cores=self.host.usable_cores,
+                copying=speed * self.copying,
             )
             for speed, count in self.speeds(nodes).items()
         )

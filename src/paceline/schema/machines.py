@@ -149,7 +149,11 @@ class AllReduceCurve:
     hosts: tuple[str, ...]
     points: tuple[CurvePoint, ...]
     cpu_per_byte: Figure | None = None
-    """Core seconds that a host spends per byte it sends: what overlap cannot hide."""
+    """Core seconds that a host spends per byte it sends."""
+    slowdown: Figure | None = None
+    """How many times as long a sum takes while every host computes."""
+    computing_left: Figure | None = None
+    """Part of its speed at which the host that suffers most computes while sums are under way."""
 
 
 @dataclass(frozen=True, kw_only=True)

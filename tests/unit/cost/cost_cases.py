@@ -111,10 +111,12 @@ curves = st.lists(
     st.tuples(st.integers(1, 512), times), min_size=1, max_size=4, unique_by=lambda p: p[0]
 ).map(update_curve)
 wires = st.builds(
-    lambda latency, rate, cpu: Wire(latency=latency, bandwidth=rate, both=rate, cpu_per_byte=cpu),
+    lambda latency, rate, hindered: Wire(
+        latency=latency, bandwidth=rate, both=rate, slowdown=hindered[0], taken=hindered[1]
+    ),
     st.floats(0, 0.1),
     st.floats(1e4, 1e11),
-    st.sampled_from([0.0, 1e-10, 1e-8]),
+    st.sampled_from([(1.0, 0.0), (1.0, 0.3), (2.0, 0.5), (1.0, 1.0)]),
 )
 layers = st.builds(
     LayerCost,

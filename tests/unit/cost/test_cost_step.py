@@ -35,7 +35,7 @@ from paceline.cost.network import (
 from paceline.cost.overlap import Bucket, buckets, exposed_seconds, lane_end
 from paceline.cost.partition import activation_bytes, choose_modes, held_part
 from paceline.cost.pipeline import bubble_part, cut
-from paceline.cost.step import Member, step_cost
+from paceline.cost.step import Member, handling_seconds, optimizer_seconds, step_cost
 from paceline.errors import ConfigError, StrategyError, UnsupportedError
 from paceline.schema import NodePlan
 from paceline.schema.machines import AllReduceCurve, CurvePoint, exactly
@@ -101,6 +101,39 @@ def test_a_chosen_partition_never_takes_longer_on_the_wire(
     assert moved <= agreement_bytes(Exchange(), model.parameter_bytes, nodes) * (1 + 1e-9)
 
 
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.floats(0, 10)), max_size=8),
+    st.floats(0, 20),
+    st.floats(1, 5),
+    st.floats(0, 1),
+)
+def test_hindrance_only_adds_and_never_more_than_taking_turns(
+    layers: list[tuple[float, float]], longer: float, slowdown: float, part: float
+) -> None:
+    waiting = buckets(layers, size=5.0)
+    backward = sum(seconds for seconds, _ in layers) + longer
+    free = exposed_seconds(waiting, backward, lambda size: size)
+    hindered = exposed_seconds(
+        waiting, backward, lambda size: size, slowdown=slowdown, taken=part / slowdown
+    )
+    assert free == pytest.approx(max(0.0, lane_end(waiting, lambda size: size) - backward))
+    assert free - 1e-9 <= hindered <= sum(size for _, size in layers) + 1e-9
+
+
+def test_servers_handle_what_they_get() -> None:
+    model = dataclasses.replace(model_cost([LayerCost(parameter_bytes=100e6)]), optimizer_slots=1)
+    assert optimizer_seconds(model, 10e9) == pytest.approx(0.05)
+    team = [Member(update_curve([(32, 0.6), (64, 1.0)]), 2, copying=10e9)]
+    served = Exchange(kind="parameter_server")
+    slow = Member(update_curve([(64, 4.0)]), copying=2e9)
+    # a worker 40 ms; the server adds one gradient (150 ms), copies twice (200), updates (250)
+    assert handling_seconds(team, slow, model, served, 2) == pytest.approx(0.64)
+    without = step_cost(team, GIGABIT, model, served, 64)
+    cost = step_cost(team, GIGABIT, model, served, 64, serving=slow)
+    assert cost.exposed - without.exposed == pytest.approx(0.64)
+    assert cost.compute == pytest.approx(0.6 - 0.05)  # the optimizer is the server's
+
+
 def test_alexnet_over_two_nodes_by_hand() -> None:
     """2 (N-1)/N of all weights against 10 MB of convolutions and the activations of 32."""
     model = alexnet_like()
@@ -155,9 +188,12 @@ def test_buckets_hide_under_backward() -> None:
     assert lane_end(waiting, seconds) == 6.0
     assert exposed_seconds(waiting, 4.0, seconds) == 2.0
     assert exposed_seconds(waiting, 9.0, seconds) == 0.0
-    # hidden communication still takes the cores' time
-    assert exposed_seconds(waiting, 9.0, seconds, cpu_seconds=0.5) == 0.5
-    assert exposed_seconds(waiting, 0.0, seconds, cpu_seconds=99) == 3.0
+    # 3 s under way take half of the cores: backward ends 1.5 s later
+    assert exposed_seconds(waiting, 9.0, seconds, taken=0.5) == pytest.approx(1.5)
+    # the second bucket has 1 s of backward beside it: half of its 2 s are left then, and hidden
+    assert exposed_seconds(waiting, 5.0, seconds, slowdown=2.0) == pytest.approx(1.5)
+    # taking turns is the worst there is
+    assert exposed_seconds(waiting, 4.0, seconds, taken=1.0) == pytest.approx(3.0)
     assert buckets([(1.0, 0.0)]) == []
 
 

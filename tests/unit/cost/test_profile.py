@@ -68,8 +68,8 @@ def test_times_come_from_the_clock_it_is_given() -> None:
 
 
 def test_batch_sizes_and_figures() -> None:
-    assert batch_sizes(128) == [32, 8]
-    assert batch_sizes(16) == [4, 2]
+    assert batch_sizes(128) == [64, 32, 8]
+    assert batch_sizes(16) == [8, 4, 2]
     assert batch_sizes(2) == []
     assert figure([3.0, 1.0, 2.0], "").median == 2.0
     assert figure([5.0], "once").samples == 1

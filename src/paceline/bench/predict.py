@@ -1,0 +1,381 @@
+"""Predictions against measurements: hosts are measured, every option predicted, then timed.
+
+A case is a model on hosts with a link; a configuration is a case with one exchange (or none: one
+host alone). Nothing that is timed here is used for predicting: what is measured before are single
+hosts and links, as `paceline measure` does it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from paceline.bench.cluster import run_in_lab, summarise
+from paceline.bench.predict_measure import joined, measure_hosts, measure_network
+from paceline.bench.trials import Bench, Trial
+from paceline.config import config_from
+from paceline.errors import ConfigError, unknown_name
+from paceline.lab import Lab, LabSpec
+from paceline.plan.foresee import plan_from_choice
+from paceline.plan.nodes import NodeChoice, every_choice
+from paceline.schema import NodePlan, Plan, read_json, write_json
+from paceline.schema.machines import Machines
+
+HOSTS: dict[str, tuple[float, ...]] = {
+    "one": (1.0,),
+    "two": (1.0, 1.0),
+    "unequal": (1.0, 0.25),
+    "four": (0.5, 0.5, 0.5, 0.5),
+}
+"""Cores of every host of a lab."""
+RATES = ("100mbit", "300mbit", "1gbit")
+ALONE, ALLREDUCE, PARTITION, SERVER = "alone", "allreduce", "partition", "parameter_server"
+EXCHANGES = (ALLREDUCE, PARTITION, SERVER)
+MEAN_BAR, WORST_BAR, RIGHT_BAR = 0.10, 0.25, 0.90
+NEAR = 0.05
+"""An option that took so little longer than the fastest is as good."""
+TURN_SECONDS = 2.0
+"""About so long one turn of a trial is timed."""
+PATIENCE = 30.0
+"""Seconds of an update above which an option is not timed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A model with its batch."""
+
+    model: str
+    batch: int
+    shape: tuple[int, int, int]
+    optimizer: str = "sgd"
+
+    def settings(self) -> dict[str, object]:
+        """As in a configuration: made images, plain numerics, so that only exchanges differ."""
+        extra = {"optimizer.momentum": 0.9} if self.optimizer == "sgd" else {}
+        return {
+            "workload.model": self.model,
+            "workload.data": "synthetic",
+            "workload.batch_size": self.batch,
+            "data.options": {
+                "shape": list(self.shape),
+                "classes": 10,
+                "samples": 4 * self.batch,
+                "test_samples": 10,
+            },
+            "optimizer.name": self.optimizer,
+            "numerics.precision": "fp32",
+            "numerics.memory_format": "contiguous",
+            "train.deadline": 600.0,
+            **extra,
+        }
+
+
+WORKLOADS = {
+    "mnist_cnn": Workload(model="mnist_cnn", batch=128, shape=(1, 28, 28), optimizer="adam"),
+    "resnet18": Workload(model="resnet18", batch=64, shape=(1, 28, 28)),
+    "alexnet": Workload(model="alexnet", batch=32, shape=(3, 224, 224)),
+}
+Case = tuple[str, str, str]
+"""Model, hosts, rate."""
+EVERY: tuple[Case, ...] = tuple(
+    (model, hosts, rate)
+    for hosts, cores in HOSTS.items()
+    for rate in (RATES if len(cores) > 1 else ("",))
+    for model in WORKLOADS
+)
+QUICK: tuple[Case, ...] = (
+    ("mnist_cnn", "one", ""),
+    ("mnist_cnn", "two", "1gbit"),
+    ("resnet18", "two", "1gbit"),
+    ("alexnet", "two", "1gbit"),
+    ("mnist_cnn", "two", "100mbit"),
+    ("mnist_cnn", "unequal", "300mbit"),
+    ("mnist_cnn", "four", "1gbit"),
+    ("resnet18", "four", "300mbit"),
+)
+
+
+def chosen_cases(
+    cases: Sequence[Case], models: Sequence[str], hosts: Sequence[str], rates: Sequence[str]
+) -> list[Case]:
+    """Those of `cases` that have one of the named models, hosts and rates; all where none is named.
+
+    >>> chosen_cases(EVERY, ["alexnet"], ["two"], ["1gbit"])
+    [('alexnet', 'two', '1gbit')]
+    """
+    given = (("model", models, tuple(WORKLOADS)), ("hosts", hosts, tuple(HOSTS)))
+    for what, names, known in (*given, ("rate", rates, RATES)):
+        for name in names:
+            if name not in known:
+                raise ConfigError(unknown_name(what, name, known))
+    return [
+        (model, name, rate)
+        for model, name, rate in cases
+        if (not models or model in models)
+        and (not hosts or name in hosts)
+        and (not rates or not rate or rate in rates)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One configuration."""
+
+    model: str
+    hosts: str
+    cores: tuple[float, ...]
+    rate: str
+    option: str
+    predicted: float
+    """Seconds per update."""
+    measured: float
+    low: float
+    high: float
+    """Fastest and slowest round."""
+    terms: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def error(self) -> float:
+        """(predicted - measured) / measured."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def case(self) -> Case:
+        """What is the same for options that compete."""
+        return (self.model, self.hosts, self.rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """Everything so far: kept in a file, so that a run that was ended can go on."""
+
+    hosts: dict[str, Machines] = field(default_factory=dict)
+    """By model and hosts: what computing takes."""
+    networks: dict[str, Machines] = field(default_factory=dict)
+    """By hosts and rate."""
+    outcomes: tuple[Outcome, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which option of a case was predicted to be the fastest, and how it did."""
+
+    case: Case
+    predicted: str
+    measured: str
+    behind: float
+    """How much longer the predicted one took than the fastest measured one, in parts."""
+
+    @property
+    def right(self) -> bool:
+        """The fastest, or as good."""
+        return self.behind <= NEAR
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """All configurations together."""
+
+    configurations: int
+    mean: float
+    worst: float
+    choices: tuple[Choice, ...]
+    right: float
+    """Part of the cases in which the right option was predicted to be fastest."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether all bars are met."""
+        return self.mean <= MEAN_BAR and self.worst <= WORST_BAR and self.right >= RIGHT_BAR
+
+
+def lab_of(cores: Sequence[float], rate: str) -> LabSpec:
+    """Hosts with so many cores on one switch."""
+    hosts = [{"name": chr(ord("a") + n), "cores": part} for n, part in enumerate(cores)]
+    return LabSpec.from_tables({"host": hosts, "link": {"rate": rate}})
+
+
+def summarised(outcomes: Sequence[Outcome]) -> Summary:
+    """Errors over all configurations, and the choice in every case."""
+    errors = [abs(outcome.error) for outcome in outcomes]
+    choices = []
+    for case in dict.fromkeys(outcome.case for outcome in outcomes):
+        options = [outcome for outcome in outcomes if outcome.case == case]
+        if len(options) < 2:
+            continue
+        expected = min(options, key=lambda o: o.predicted)
+        fastest = min(options, key=lambda o: o.measured)
+        choices.append(
+            Choice(
+                case=case,
+                predicted=expected.option,
+                measured=fastest.option,
+                behind=expected.measured / fastest.measured - 1,
+            )
+        )
+    right = [choice.right for choice in choices]
+    return Summary(
+        configurations=len(outcomes),
+        mean=statistics.fmean(errors) if errors else 0.0,
+        worst=max(errors, default=0.0),
+        choices=tuple(choices),
+        right=sum(right) / len(right) if right else 1.0,
+    )
+
+
+class Proof:
+    """One run over many cases; what is in its file is not done again."""
+
+    def __init__(self, out: Path | None, say: Callable[[str], None]) -> None:
+        self._out, self._say = out, say
+        self.results = read_json(Results, out) if out is not None and out.exists() else Results()
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """Every configuration that was predicted and timed."""
+        return self.results.outcomes
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """What was predicted but not timed, and why."""
+        return self.results.skipped
+
+    def run(self, cases: Sequence[Case]) -> None:
+        """All cases; those of the same hosts and rate take turns in one lab."""
+        left = [case for case in cases if not any(o.case == case for o in self.outcomes)]
+        for name, rate in dict.fromkeys((name, rate) for _, name, rate in left):
+            models = [m for m, other, at in left if (other, at) == (name, rate)]
+            self._cases(models, name, rate)
+
+    def _keep(self, results: Results) -> None:
+        self.results = results
+        if self._out is not None:
+            write_json(self._out, results)
+
+    def _machines(self, model: str, name: str, rate: str, lab: Lab) -> Machines:
+        known, networks = dict(self.results.hosts), dict(self.results.networks)
+        key, place = f"{model} {name}", f"{name} {rate}"
+        if key not in known:
+            self._say(f"{name}: measuring every host for {model}")
+            known[key] = measure_hosts(lab, WORKLOADS[model].settings())
+            for warning in known[key].hosts[0].warnings:
+                self._say(f"warning: {warning}")
+        if place not in networks:
+            self._say(f"{name}: measuring the network at {rate or 'no rate'}")
+            networks[place] = measure_network(lab)
+        self._keep(replace(self.results, hosts=known, networks=networks))
+        return joined(known[key], networks[place])
+
+    def _cases(self, models: Sequence[str], name: str, rate: str) -> None:
+        spec = lab_of(HOSTS[name], rate or RATES[-1])
+        with Lab(spec) as lab:
+            machines = {model: self._machines(model, name, rate, lab) for model in models}
+        trials: list[Trial] = []
+        predicted: dict[str, tuple[str, str, NodeChoice]] = {}
+        skipped = []
+        for model in models:
+            for option, choice in options(machines[model]).items():
+                seconds = choice.option.cost.seconds
+                title = f"{model} {option}"
+                if seconds > PATIENCE:
+                    skipped.append(f"{title} on {name} at {rate}: {seconds:.0f} s per update")
+                    continue
+                predicted[title] = (model, option, choice)
+                trials.append(_trial(title, WORKLOADS[model], option, choice, machines[model]))
+        self._say(f"{name} at {rate or 'no rate'}: timing {len(trials)} options")
+        rounds = max(trial.rounds or 1 for trial in trials)
+        timings = run_in_lab(
+            spec, Bench(trials=tuple(trials), rounds=rounds, deadline=600.0), say=self._say
+        )
+        found = []
+        kept = [
+            timing
+            for timing in timings
+            if predicted[timing.trial][1] != ALONE
+            or timing.host == predicted[timing.trial][2].option.hosts[0]
+        ]
+        for row in summarise(trials, kept):
+            model, option, choice = predicted[row.name]
+            if row.failed:
+                skipped.append(f"{row.name} on {name} at {rate}: {row.failed}")
+                continue
+            found.append(
+                Outcome(
+                    model=model,
+                    hosts=name,
+                    cores=HOSTS[name],
+                    rate=rate,
+                    option=option,
+                    predicted=choice.option.cost.seconds,
+                    measured=row.seconds,
+                    low=row.low,
+                    high=row.high,
+                    terms=_terms(choice),
+                )
+            )
+            self._say(
+                f"{row.name}: predicted {found[-1].predicted:.3f} s, measured {row.seconds:.3f} s,"
+                f" {found[-1].error:+.0%}"
+            )
+        self._keep(
+            replace(
+                self.results,
+                outcomes=(*self.results.outcomes, *found),
+                skipped=(*self.results.skipped, *skipped),
+            )
+        )
+
+
+def _terms(choice: NodeChoice) -> dict[str, float]:
+    cost = choice.option.cost
+    names = ("compute", "exposed", "waiting", "communication", "bytes_sent")
+    return {name: getattr(cost, name) for name in names}
+
+
+def options(machines: Machines) -> dict[str, NodeChoice]:
+    """What the planner predicts for all hosts with every exchange, and for the fastest alone."""
+    found = {ALONE: every_choice(machines, count=1)[0]}
+    if len(machines.hosts) == 1:
+        return found
+    for choice in every_choice(machines, count=len(machines.hosts)):
+        exchange = choice.exchange
+        name = PARTITION if choice.feature_layers else exchange.kind
+        if name in EXCHANGES and not exchange.asynchronous and name not in found:
+            found[name] = choice
+    return found
+
+
+def _trial(
+    title: str, workload: Workload, option: str, choice: NodeChoice, machines: Machines
+) -> Trial:
+    """What the planner would have run, as a trial: as many updates as are worth their time."""
+    settings = workload.settings()
+    settings["exchange.partition"] = "none"
+    if option == PARTITION:
+        settings["exchange.partition"] = "manual"
+        settings["exchange.layers"] = list(choice.feature_layers)
+    plan = plan_from_choice(config_from(settings), machines, choice)
+    plan = replace(plan, predicted={}, rejected=(), partition="none", feature_layers=())
+    kind = "plan"
+    if option == ALONE:
+        # All hosts at once, as they were measured: hosts of a lab share one machine's memory.
+        kind = "alone"
+        speeds = [1 / host.updates[-1].seconds.median for host in machines.hosts]
+        parts = [speed / max(speeds) for speed in speeds]
+        nodes = tuple(
+            NodePlan(host=host.name, share=part)
+            for host, part in zip(machines.hosts, parts, strict=True)
+        )
+        plan = Plan(nodes=nodes, batch_size=round(workload.batch * sum(parts)))
+    seconds = choice.option.cost.seconds
+    return Trial(
+        name=title,
+        kind=kind,
+        settings=settings,
+        plan=plan,
+        updates=max(1, min(10, round(TURN_SECONDS / seconds))),
+        rounds=3 if seconds < 1.0 else 2 if seconds < 5.0 else 1,
+    )

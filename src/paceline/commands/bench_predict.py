@@ -1,0 +1,62 @@
+"""How `paceline bench predict` shows what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.bench.predict import Outcome, Summary
+
+
+def print_outcomes(outcomes: Sequence[Outcome]) -> None:
+    """Every configuration: predicted, measured, error."""
+    from rich import box
+    from rich.table import Table
+
+    from paceline.report.tables import wide_console
+
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("model", "cores of hosts", "link", "option"):
+        made.add_column(name, no_wrap=True)
+    for name in ("predicted s", "measured s", "spread", "error"):
+        made.add_column(name, justify="right", no_wrap=True)
+    before = None
+    for outcome in outcomes:
+        same = outcome.case == before
+        before = outcome.case
+        made.add_row(
+            "" if same else outcome.model,
+            "" if same else ", ".join(f"{cores:g}" for cores in outcome.cores),
+            "" if same else outcome.rate,
+            outcome.option,
+            f"{outcome.predicted:.3f}",
+            f"{outcome.measured:.3f}",
+            f"{(outcome.high - outcome.low) / outcome.measured:.0%}",
+            f"{outcome.error:+.0%}",
+        )
+    wide_console().print(made)
+
+
+def print_summary(summary: Summary, skipped: Sequence[str]) -> None:
+    """Errors against their bars, wrong choices, what was left out."""
+    from paceline.bench.predict import MEAN_BAR, NEAR, RIGHT_BAR, WORST_BAR
+    from paceline.report.tables import wide_console
+
+    console = wide_console()
+    right = sum(choice.right for choice in summary.choices)
+    lines = [
+        f"{summary.configurations} configurations: mean error {summary.mean:.1%} (bar"
+        f" {MEAN_BAR:.0%}), worst {summary.worst:.1%} (bar {WORST_BAR:.0%})",
+        f"the option predicted fastest was the fastest, or within {NEAR:.0%} of it, in {right} of"
+        f" {len(summary.choices)} cases ({summary.right:.0%}, bar {RIGHT_BAR:.0%})",
+    ]
+    lines += [
+        f"not so: {' '.join(choice.case)}: predicted {choice.predicted}, fastest"
+        f" {choice.measured} ({choice.behind:.0%} faster)"
+        for choice in summary.choices
+        if not choice.right
+    ]
+    lines += [f"not timed: {text}" for text in skipped]
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
