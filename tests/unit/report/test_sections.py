@@ -186,3 +186,74 @@ def test_compare_says_what_differs(tmp_path: Path) -> None:
     assert speed["change"] == pytest.approx(0.5)
     json.dumps(found)
     assert compare(first, first)["config"] == compare(first, first)["plan"] == []
+
+
+def test_what_agreeing_cost_is_shown_by_rank(four: RunData) -> None:
+    shown = section(make_report([four]), "exchanged")
+    (table,) = shown.tables
+    waited = dict(zip((row[0] for row in table.rows), (row[-1] for row in table.rows), strict=True))
+    assert waited[SLOW] == pytest.approx(50.0)
+    assert waited[0] == pytest.approx(200.0)
+    assert [row[2] for row in table.rows] == [40] * 4
+    assert table.rows[0][3] == pytest.approx(2.77)
+    time = figure(make_report([four]), "exchange-time")
+    assert [series.name for series in time.series] == [
+        "hidden under computing",
+        "computing stood still",
+    ]
+    assert time.series[0].y == pytest.approx((50.0,) * 4)
+
+
+def test_exchanges_are_compared_by_the_same_numbers(tmp_path: Path) -> None:
+    runs = [
+        whole(write_run(tmp_path / kind, hosts="ab", exchange=kind, speed=speed))
+        for kind, speed in (("allreduce", 1800.0), ("ring", 1700.0))
+    ]
+    runs.append(whole(write_run(tmp_path / "blind", hosts="ab", observed=False)))
+    report = make_report(runs)
+    (table,) = section(report, "exchange").tables
+    assert [row[0] for row in table.rows] == ["allreduce", "ring", "allreduce"]
+    assert [row[5] for row in table.rows[:2]] == pytest.approx([2.77, 2.77])
+    assert table.rows[2][5] is not None  # from metrics.jsonl
+    assert table.rows[2][6] is None  # known from events only
+    assert {each.key for each in section(report, "exchange").figures} == {
+        "exchange-speed",
+        "exchange-time",
+        "exchange-traffic",
+    }
+
+
+def test_every_prediction_stands_beside_its_measurement(four: RunData) -> None:
+    predicted = {
+        "images_per_second": 3000.0,
+        "images_per_second_low": 2500.0,
+        "images_per_second_high": 3200.0,
+        "update_seconds": 0.4,
+        "compute_seconds": 0.2,
+        "exposed_seconds": 0.05,
+        "waiting_seconds": 0.1,
+        "data_seconds": 0.001,
+        "bubble_seconds": 0.0,
+        "bytes_per_update": 2.5e6,
+        "memory_mb": 300.0,
+        "calibration": 1.5,
+        "speedup": 3.0,
+    }
+    assert four.plan is not None
+    run = replace(
+        four,
+        plan=replace(four.plan, predicted=predicted),
+        summary={**four.summary, "measured": {"memory_mb": 450.0, "nodes": 4}},
+    )
+    shown = section(make_report([run]), "predicted")
+    (table,) = shown.tables
+    assert all(row[2] is not None for row in table.rows)
+    found = {str(row[0]): row[2] for row in table.rows}
+    assert found["memory of a node (MB)"] == 450.0
+    assert found["sent per update by the busiest node (MB)"] == pytest.approx(2.77)
+    # Three ranks compute 0.17 s of an update, the slow one 0.32.
+    assert found["computing, per update (ms)"] == pytest.approx((3 * 170 + 320) / 4)
+    assert found["waiting for others, per update (ms)"] == pytest.approx(3 * 150 / 4)
+    assert "outside" in shown.text[0]
+    assert "multiplied by 1.50" in shown.text[0]
+    assert len(figure(make_report([run]), "predicted").series[0].x) == len(table.rows) - 1
