@@ -13,26 +13,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline.bench.cluster import run_in_lab, summarise
+from paceline.bench.predict_cases import (
+    ALONE,
+    EXCHANGES,
+    HOSTS,
+    PARTITION,
+    RATES,
+    VERDICTS,
+    WORKLOADS,
+    Case,
+    Workload,
+    lab_of,
+)
 from paceline.bench.predict_measure import joined, measure_hosts, measure_network
 from paceline.bench.trials import Bench, Trial
 from paceline.config import config_from
-from paceline.errors import ConfigError, unknown_name
-from paceline.lab import Lab, LabSpec
+from paceline.lab import Lab
 from paceline.plan.foresee import plan_from_choice
 from paceline.plan.nodes import NodeChoice, every_choice
 from paceline.schema import NodePlan, Plan, read_json, write_json
 from paceline.schema.machines import Machines
 
-HOSTS: dict[str, tuple[float, ...]] = {
-    "one": (1.0,),
-    "two": (1.0, 1.0),
-    "unequal": (1.0, 0.25),
-    "four": (0.5, 0.5, 0.5, 0.5),
-}
-"""Cores of every host of a lab."""
-RATES = ("100mbit", "300mbit", "1gbit")
-ALONE, ALLREDUCE, PARTITION, SERVER = "alone", "allreduce", "partition", "parameter_server"
-EXCHANGES = (ALLREDUCE, PARTITION, SERVER)
 MEAN_BAR, WORST_BAR, RIGHT_BAR = 0.10, 0.25, 0.90
 NEAR = 0.05
 """An option that took so little longer than the fastest is as good."""
@@ -40,83 +41,6 @@ TURN_SECONDS = 2.0
 """About so long one turn of a trial is timed."""
 PATIENCE = 30.0
 """Seconds of an update above which an option is not timed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Workload:
-    """A model with its batch."""
-
-    model: str
-    batch: int
-    shape: tuple[int, int, int]
-    optimizer: str = "sgd"
-
-    def settings(self) -> dict[str, object]:
-        """As in a configuration: made images, plain numerics, so that only exchanges differ."""
-        extra = {"optimizer.momentum": 0.9} if self.optimizer == "sgd" else {}
-        return {
-            "workload.model": self.model,
-            "workload.data": "synthetic",
-            "workload.batch_size": self.batch,
-            "data.options": {
-                "shape": list(self.shape),
-                "classes": 10,
-                "samples": 4 * self.batch,
-                "test_samples": 10,
-            },
-            "optimizer.name": self.optimizer,
-            "numerics.precision": "fp32",
-            "numerics.memory_format": "contiguous",
-            "train.deadline": 600.0,
-            **extra,
-        }
-
-
-WORKLOADS = {
-    "mnist_cnn": Workload(model="mnist_cnn", batch=128, shape=(1, 28, 28), optimizer="adam"),
-    "resnet18": Workload(model="resnet18", batch=64, shape=(1, 28, 28)),
-    "alexnet": Workload(model="alexnet", batch=32, shape=(3, 224, 224)),
-}
-Case = tuple[str, str, str]
-"""Model, hosts, rate."""
-EVERY: tuple[Case, ...] = tuple(
-    (model, hosts, rate)
-    for hosts, cores in HOSTS.items()
-    for rate in (RATES if len(cores) > 1 else ("",))
-    for model in WORKLOADS
-)
-QUICK: tuple[Case, ...] = (
-    ("mnist_cnn", "one", ""),
-    ("mnist_cnn", "two", "1gbit"),
-    ("resnet18", "two", "1gbit"),
-    ("alexnet", "two", "1gbit"),
-    ("mnist_cnn", "two", "100mbit"),
-    ("mnist_cnn", "unequal", "300mbit"),
-    ("mnist_cnn", "four", "1gbit"),
-    ("resnet18", "four", "300mbit"),
-)
-
-
-def chosen_cases(
-    cases: Sequence[Case], models: Sequence[str], hosts: Sequence[str], rates: Sequence[str]
-) -> list[Case]:
-    """Those of `cases` that have one of the named models, hosts and rates; all where none is named.
-
-    >>> chosen_cases(EVERY, ["alexnet"], ["two"], ["1gbit"])
-    [('alexnet', 'two', '1gbit')]
-    """
-    given = (("model", models, tuple(WORKLOADS)), ("hosts", hosts, tuple(HOSTS)))
-    for what, names, known in (*given, ("rate", rates, RATES)):
-        for name in names:
-            if name not in known:
-                raise ConfigError(unknown_name(what, name, known))
-    return [
-        (model, name, rate)
-        for model, name, rate in cases
-        if (not models or model in models)
-        and (not hosts or name in hosts)
-        and (not rates or not rate or rate in rates)
-    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,10 +116,41 @@ class Summary:
         return self.mean <= MEAN_BAR and self.worst <= WORST_BAR and self.right >= RIGHT_BAR
 
 
-def lab_of(cores: Sequence[float], rate: str) -> LabSpec:
-    """Hosts with so many cores on one switch."""
-    hosts = [{"name": chr(ord("a") + n), "cores": part} for n, part in enumerate(cores)]
-    return LabSpec.from_tables({"host": hosts, "link": {"rate": rate}})
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Whether several hosts are faster than one, as predicted and as measured."""
+
+    case: Case
+    option: str
+    """The one predicted to be fastest of those with all hosts."""
+    predicted: float
+    measured: float
+    """Times as fast as one host alone."""
+
+    @property
+    def right(self) -> bool:
+        """Whether the prediction was on the right side of 1."""
+        return (self.predicted > 1) == (self.measured > 1)
+
+
+def verdicts(outcomes: Sequence[Outcome], cases: Sequence[Case] = VERDICTS) -> list[Verdict]:
+    """For every case that was timed: is it worth to use all hosts?"""
+    found = []
+    for case in cases:
+        options = {outcome.option: outcome for outcome in outcomes if outcome.case == case}
+        alone = options.pop(ALONE, None)
+        if alone is None or not options:
+            continue
+        chosen = min(options.values(), key=lambda outcome: outcome.predicted)
+        found.append(
+            Verdict(
+                case=case,
+                option=chosen.option,
+                predicted=alone.predicted / chosen.predicted,
+                measured=alone.measured / chosen.measured,
+            )
+        )
+    return found
 
 
 def summarised(outcomes: Sequence[Outcome]) -> Summary:

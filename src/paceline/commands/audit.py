@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from paceline.report.audit import Audit
+
+UNSTEADY = 0.3
+"""Epochs whose updates differ by more than this part were disturbed."""
 
 
 @click.command("audit")
@@ -22,7 +26,8 @@ def command(runs: tuple[Path, ...], only_look: bool, as_json: bool) -> None:
     """Say how far predictions were from what RUNS measured, and correct what drifts.
 
     Times that plan and predict give are from now on multiplied by what runs of the same
-    exchange took against what was predicted for them, where there are 3 runs or more.
+    exchange took against what was predicted for them, where there are 3 runs or more. Runs that
+    were predicted or trained on a busy machine teach nothing and are left out.
 
     \b
     paceline audit runs/*
@@ -32,7 +37,9 @@ def command(runs: tuple[Path, ...], only_look: bool, as_json: bool) -> None:
     from paceline.schema import encode
 
     folders = [path for path in runs if not path.is_symlink()] or list(runs)
-    found = audit(folders)
+    disturbed = {str(path): why for path in folders if (why := disturbance(path))}
+    found = audit([path for path in folders if str(path) not in disturbed])
+    found = dataclasses.replace(found, skipped={**found.skipped, **disturbed})
     kept = None
     if found.factors and not only_look:
         kept = keep_factors(found.factors, found.counts)
@@ -52,6 +59,40 @@ def command(runs: tuple[Path, ...], only_look: bool, as_json: bool) -> None:
         console.print(
             f"plan and predict go by these factors now: {kept}", highlight=False, soft_wrap=True
         )
+
+
+def disturbance(run: Path) -> str:
+    """Why a run says more of what else its machine did than of the model; empty where nothing.
+
+    Its prediction was measured beside other programs, or its own epochs differ much: a run
+    takes the same time for every update, and what changes is the machine.
+    """
+    from paceline.commands.machines import BUSY
+
+    busy = _read(run / "race.json").get("busy", 0.0)
+    if isinstance(busy, float) and busy > BUSY:
+        return f"other programs used {busy:.0%} of the cores during its race"
+    if any("other programs used" in str(text) for text in _read(run / "machines.json").values()):
+        return "other programs used the cores while its hosts were measured"
+    times = []
+    try:
+        for line in (run / "metrics.jsonl").read_text().splitlines():
+            value = json.loads(line).get("update_seconds_median")
+            times += [float(value)] if value else []
+    except (OSError, ValueError, AttributeError):
+        return ""
+    steady = times[1:] or times  # the first epoch warms up
+    if steady and max(steady) > (1 + UNSTEADY) * min(steady):
+        return f"its updates took {min(steady):.3g} to {max(steady):.3g} s by epoch"
+    return ""
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def table(found: Audit) -> Table:

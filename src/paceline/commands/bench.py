@@ -113,19 +113,31 @@ def predict(
     Hosts and links are measured as `paceline measure` does, every option is predicted as
     `paceline plan` does, and then each is timed. Exits with 1 where a bar is missed.
     """
-    from paceline.bench.predict import EVERY, QUICK, Proof, chosen_cases, summarised
-    from paceline.commands.bench_predict import print_outcomes, print_summary
+    from paceline.bench.predict import Proof, summarised
+    from paceline.bench.predict import verdicts as compared
+    from paceline.bench.predict_cases import EVERY, QUICK, VERDICTS, chosen_cases
+    from paceline.commands.bench_predict import print_outcomes, print_summary, print_verdicts
 
     proof = Proof(out, lambda text: click.echo(text, err=True))
+    if verdicts:
+        proof.run(VERDICTS)
+        found = compared(proof.outcomes)
+        if as_json:
+            click.echo(json.dumps([dataclasses.asdict(verdict) for verdict in found], indent=2))
+        else:
+            print_verdicts(found)
+        if not all(verdict.right for verdict in found):
+            raise SystemExit(1)
+        return
     proof.run(chosen_cases(QUICK if quick else EVERY, models, hosts, rates))
     summary = summarised(proof.outcomes)
     if as_json:
-        found = {
+        everything = {
             "outcomes": [dataclasses.asdict(outcome) for outcome in proof.outcomes],
             "summary": dataclasses.asdict(summary),
             "skipped": proof.skipped,
         }
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(everything, indent=2))
     else:
         print_outcomes(proof.outcomes)
         print_summary(summary, proof.skipped)

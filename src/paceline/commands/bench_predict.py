@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.bench.predict import Outcome, Summary
+    from paceline.bench.predict import Outcome, Summary, Verdict
 
 
 def print_outcomes(outcomes: Sequence[Outcome]) -> None:
@@ -60,3 +60,20 @@ def print_summary(summary: Summary, skipped: Sequence[str]) -> None:
     lines += [f"not timed: {text}" for text in skipped]
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
+
+
+def print_verdicts(verdicts: Sequence[Verdict]) -> None:
+    """One line each: what was predicted of more hosts, and what came."""
+    from paceline.report.tables import wide_console
+
+    for verdict in verdicts:
+        model, hosts, rate = verdict.case
+        word = "help" if verdict.predicted > 1 else "hurt"
+        came = "right" if verdict.right else "wrong"
+        wide_console().print(
+            f"{model}, {hosts} hosts at {rate}: predicted that they {word}"
+            f" ({verdict.predicted:.2f}x one alone, {verdict.option}), measured"
+            f" {verdict.measured:.2f}x: {came}",
+            highlight=False,
+            soft_wrap=True,
+        )

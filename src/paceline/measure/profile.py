@@ -180,9 +180,8 @@ def _update_times(request: ProfileRequest) -> list[UpdateTime]:
     trial = race.RaceRequest(
         config=request.config, batch_size=request.batch_size, quiet=True, seconds=CURVE_SECONDS
     )
-    numerics = (chosen.precision, chosen.memory_format)
     try:
-        found = race.time_sizes(trial, chosen.node, numerics, sizes)
+        found = race.time_sizes(trial, chosen, sizes)
     except PacelineError as error:  # the race has shown that the batch itself can be trained
         request.say(f"smaller batches could not be timed: {error}")
         return [_raced(chosen, request.batch_size)]

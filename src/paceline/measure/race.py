@@ -212,10 +212,11 @@ def race_in_ranks(
 
 
 def time_sizes(
-    request: RaceRequest, node: NodePlan, numerics: tuple[Any, Any], sizes: Sequence[int]
+    request: RaceRequest, entry: Candidate, sizes: Sequence[int]
 ) -> dict[int, tuple[float, ...]]:
     """Seconds of the updates of one candidate at several batch sizes, timed in turns."""
-    task = dataclasses.replace(_task(request, [node], [numerics]), sizes=tuple(sizes))
+    task = _task(request, [entry.node], [(entry.precision, entry.memory_format)])
+    task = dataclasses.replace(task, sizes=tuple(sizes), entry=entry)
     return {int(size): times for size, times in _in_ranks(request.config, task).times.items()}
 
 

@@ -18,7 +18,6 @@ from paceline.config import load_config
 from paceline.config.environment import rank_context, shared_memory
 from paceline.errors import StrategyError, UserError
 from paceline.launch.rank import die_with_parent, record_failure
-from paceline.plan.candidates import candidate
 from paceline.run import RunDirectory
 from paceline.schema import Candidate, NodePlan, decode, encode, read_json, write_json
 from paceline.schema.codec import rule
@@ -41,7 +40,8 @@ class RaceTask:
     quiet: bool = False
     thorough: bool = False
     sizes: tuple[int, ...] = ()
-    """Instead of a race: time the one node of `nodes` at these batch sizes, in turns."""
+    """Instead of a race: time `entry` at these batch sizes, in turns."""
+    entry: Candidate | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,10 +140,11 @@ def _time_sizes(
         for size, times in found.items():
             if number and time.monotonic() > end:
                 break
-            node = task.nodes[0]
+            assert task.entry is not None
+            node = task.entry.node
             node = dataclasses.replace(node, micro_batches=min(node.micro_batches, size))
             steps = max(2, min(10, round(TURN_SECONDS / min(times)))) if times else 3
-            entry = candidate(node, *task.numerics[0])
+            entry = dataclasses.replace(task.entry, node=node)
             times += trial(entry, warmup=1, steps=steps, give_up=None, size=size)[0]
     return {str(size): tuple(times) for size, times in found.items()}
 
