@@ -74,7 +74,7 @@ def test_report_of_four_hosts(browser: Chromium, tmp_path: Path) -> None:
     path = make_page(tmp_path / "report.html", run)
     page = browser.open(path)
     check_drawn(page, path)
-    assert page.evaluate("document.querySelectorAll('figure').length") == 15
+    assert page.evaluate("document.querySelectorAll('figure').length") == 17
     assert page.evaluate("document.images.length") == 0
 
     # No button sends anything anywhere.

@@ -60,9 +60,7 @@ def audit(paths: Sequence[Path]) -> Audit:
     skipped: dict[str, str] = {}
     for path in paths:
         if not path.is_dir():
-            raise RunDirectoryError(
-                f"there is no run directory {path}: `paceline runs` lists them"
-            )
+            raise RunDirectoryError(f"there is no run directory {path}: `paceline runs` lists them")
         try:
             summary: dict[str, Any] = json.loads((path / "run.json").read_text())
         except (OSError, ValueError):

@@ -43,7 +43,7 @@ def ledger_section(run: RunData) -> Section:
         stacked=True,
         horizontal=True,
     )
-    text = run.ledger.sentences()
+    text = [" ".join(run.ledger.sentences())] if run.ledger.sentences() else []
     ratio = run.ledger.coordination_to_computation
     if ratio is not None and len(ranks) > 1:
         text.append(
@@ -63,8 +63,6 @@ def _table(ledger: Ledger, names: tuple[str, ...]) -> Table:
             each.wall,
             *(each.seconds.get(name, 0.0) for name in names),
             each.hidden,
-            each.exchange.bytes_sent / 1e6,
-            each.exchange.bytes_received / 1e6,
         )
         for each in ledger.ranks
     ]
@@ -73,8 +71,8 @@ def _table(ledger: Ledger, names: tuple[str, ...]) -> Table:
         title="Seconds of each rank",
         columns=(
             "rank", "host", "wall time", *(TITLES[name] for name in names),
-            "hidden exchange", "MB sent", "MB received",
+            "hidden exchange",
         ),
         rows=tuple(rows),
-        formats=("d", "", *(",.2f",) * (len(names) + 4)),
+        formats=("d", "", *(",.2f",) * (len(names) + 2)),
     )  # fmt: skip

@@ -27,6 +27,8 @@ class RunData:
     config: Mapping[str, Any] = field(default_factory=dict)
     plan: Plan | None = None
     race: Race | None = None
+    races: Mapping[str, Race] = field(default_factory=dict)
+    """Where several hosts raced: each one's own, by host."""
     metrics: tuple[Mapping[str, Any], ...] = ()
     summary: Mapping[str, Any] = field(default_factory=dict)
     sessions: tuple[Session, ...] = ()
@@ -164,6 +166,7 @@ def load_run(path: Path, *, events: bool = True) -> RunData:
         config=config,
         plan=_read(Plan, run.plan, problems),
         race=_read(Race, run.race, problems),
+        races=_read_races(path, problems),
         metrics=_read_lines(run.metrics, problems),
         summary=_read_object(run.summary, problems),
         sessions=tuple(newest_sessions(path)) if events else (),
@@ -180,6 +183,16 @@ def _read(cls: Any, path: Path, problems: list[str]) -> Any:
     except (PacelineError, OSError) as error:
         problems.append(f"{path.name} could not be read: {error}")
         return None
+
+
+def _read_races(path: Path, problems: list[str]) -> dict[str, Race]:
+    """race-HOST.json, in the order of the hosts' names."""
+    found = {}
+    for file in sorted(path.glob("race-*.json")):
+        race = _read(Race, file, problems)
+        if race is not None and race.candidates:
+            found[file.stem.removeprefix("race-")] = race
+    return found
 
 
 def _read_toml(path: Path, problems: list[str]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def _one(run: RunData) -> Report:
         predicted_section(run, measured(run)),
         notes_section(run),
     )
-    where = f"{run.hosts} hosts" if run.hosts > 1 else "one host"
+    where = f"{run.hosts} hosts by {run.exchange}" if run.hosts > 1 else "one host"
     subtitle = f"{run.model} on {run.data}, batch {run.batch}, {where}, {run.strategy}"
     return Report(
         title=run.name,

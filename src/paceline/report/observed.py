@@ -14,6 +14,8 @@ MOST_POINTS = 300
 """Points of a series over time: more cannot be told apart on a screen."""
 MOST_SERIES = 16
 """Ranks that are drawn one by one."""
+WORTH_A_LINE = 0.005
+"""Part of a machine's time from which on waiting for disks is drawn."""
 LOOPBACK = "lo"
 
 NO_EVENTS = (
@@ -135,7 +137,8 @@ def _hosts_figure(sampled: Sequence[Session], origin: float) -> Figure:
     lines = []
     for host, session in list(by_host(sampled).items())[: MOST_SERIES // 2]:
         lines.append((f"{host} busy", _read(session, origin, lambda s: s.busy)))
-        lines.append((f"{host} waiting for disks", _read(session, origin, lambda s: s.iowait)))
+        if any(sample.iowait >= WORTH_A_LINE for sample in session.samples):
+            lines.append((f"{host} waiting for disks", _read(session, origin, lambda s: s.iowait)))
     return _over_time(
         "hosts",
         "CPU of each machine",
@@ -204,28 +207,26 @@ def network_section(run: RunData) -> Section:
             blocks=(table,),
         )
     shown = list(rates.items())[: MOST_SERIES // 2]
-    traffic = [
-        (f"{host} {word}", points)
-        for host, each in shown
-        for word, points in (("sent", each.sent), ("received", each.received))
-    ]
-    packets = [
-        (f"{host} {word}", points)
-        for host, each in shown
-        for word, points in (("sent", each.packets_sent), ("received", each.packets_received))
-    ]
     how = " Counters of the host's interfaces, loopback left out; other programs are included."
-    return Section(
-        key="network",
-        title=title,
-        blocks=(
-            _over_time("traffic", "Network traffic of each host", "MB/s",
-                       "Bytes over the network per second." + how, traffic),
-            _over_time("packets", "Packets of each host", "packets/s",
-                       "Packets over the network per second." + how, packets),
-            table,
-        ),
+    kinds: tuple[tuple[str, str, str, str, Callable[[_Rates], list[tuple[float, float]]]], ...] = (
+        ("traffic-sent", "Sent by each host", "MB/s", "Bytes", lambda r: r.sent),
+        ("traffic-received", "Received by each host", "MB/s", "Bytes", lambda r: r.received),
+        ("packets-sent", "Packets sent by each host", "packets/s", "Packets",
+         lambda r: r.packets_sent),
+        ("packets-received", "Packets received by each host", "packets/s", "Packets",
+         lambda r: r.packets_received),
     )  # fmt: skip
+    figures = [
+        _over_time(
+            key,
+            name,
+            unit,
+            f"{what} over the network per second.{how}",
+            [(host, points(each)) for host, each in shown],
+        )
+        for key, name, unit, what, points in kinds
+    ]
+    return Section(key="network", title=title, blocks=(*figures, table))
 
 
 def _total(sample: Sample) -> Traffic:
@@ -264,6 +265,8 @@ def _network_table(hosts: Mapping[str, Session]) -> Table:
             if interface not in first:
                 continue
             old, new = first[interface], last[interface]
+            if old == new:  # nothing went through it
+                continue
             rows.append(
                 (
                     host,

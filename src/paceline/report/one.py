@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.report.figure import Axis, Cell, Figure, Section, Series, Table
 from paceline.report.load import RunData, strategy_name
-from paceline.schema import Candidate, Config, encode
+from paceline.schema import Candidate, Config, Race, encode
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -82,6 +82,8 @@ def _plain(value: Any) -> Cell:
 def race_section(run: RunData) -> Section:
     """Bars of the speedup over sequential, the fastest first."""
     race = run.race
+    if run.races and (race is None or not race.candidates):
+        return _races_section(run.races)
     if race is None or not race.candidates:
         strategy = run.asked("local.strategy")
         why = (
@@ -105,6 +107,77 @@ def race_section(run: RunData) -> Section:
     blocks.append(_race_table(ordered))
     return Section(
         key="race", title="What was measured: the race", text=tuple(text), blocks=tuple(blocks)
+    )
+
+
+def _races_section(races: Mapping[str, Race]) -> Section:
+    """Every host raced for itself: the same candidates, a series for each host."""
+    names = list(
+        dict.fromkeys(c.name for race in races.values() for c in race.candidates if c.speedup)
+    )
+    best = {
+        name: max(c.speedup or 0.0 for race in races.values() for c in race.candidates
+                  if c.name == name)
+        for name in names
+    }  # fmt: skip
+    text = [
+        "Every host raced for its own fastest way: "
+        + "; ".join(f"{host}: {race.decision}" for host, race in races.items())
+        + "."
+    ]
+    busy = [host for host, race in races.items() if race.busy > 0.2]
+    if busy:
+        text.append(
+            f"Other programs used {max(races[host].busy for host in busy):.0%} of the cores just"
+            f" before the race of {', '.join(busy)}: these times are doubtful."
+        )
+    series = []
+    for place, (host, race) in enumerate(races.items()):
+        ran = [c for c in race.candidates if c.speedup]
+        series.append(
+            Series(
+                name=host,
+                shape="bar",
+                look=place,
+                x=tuple(c.name for c in ran),
+                y=tuple(c.speedup for c in ran),
+                low=tuple(_scaled(c, c.low) for c in ran),
+                high=tuple(_scaled(c, c.high) for c in ran),
+                labels=tuple(
+                    f"{c.images_per_second or 0:,.0f} images/s{', chosen' if c.chosen else ''}"
+                    for c in ran
+                ),
+            )
+        )
+    figure = Figure(
+        key="race",
+        title="Speedup over sequential on every host",
+        caption="Median of the timed steps of each trial, divided by that of one process with one"
+        " thread at fp32 in the same host's race; whiskers are the quartiles.",
+        x=Axis(title="candidate", kind="category"),
+        y=Axis(title="speedup over sequential", minimum=0.0),
+        series=tuple(series),
+        horizontal=True,
+        order=tuple(sorted(names, key=lambda name: -best[name])),
+    )
+    table = Table(
+        key="race",
+        title="Candidates of every host",
+        columns=("host", "candidate", "images/s", "speedup", "MB", "exact", "why"),
+        rows=tuple(
+            (host, c.name, c.images_per_second, c.speedup, c.memory_mb or c.estimated_mb,
+             "yes" if c.exact else "no", c.reason)
+            for host, race in races.items()
+            for c in sorted(race.candidates, key=lambda c: -(c.images_per_second or 0.0))
+        ),
+        formats=("", "", ",.1f", ".2f", ",.0f", "", ""),
+        folded=True,
+    )  # fmt: skip
+    return Section(
+        key="race",
+        title="What was measured: the race",
+        text=tuple(text),
+        blocks=(figure, table) if names else (table,),
     )
 
 
@@ -224,7 +297,7 @@ def curves_section(run: RunData) -> Section:
         ),
         _curve(run, "speed", "Speed of training", "images/s", ("images_per_second",)),
     ]  # fmt: skip
-    columns = (
+    columns: tuple[tuple[str, str, str], ...] = (
         ("epoch", "epoch", "g"),
         ("train loss", "train_loss", ".4f"),
         ("train accuracy", "train_accuracy", ".2%"),
@@ -235,6 +308,12 @@ def curves_section(run: RunData) -> Section:
         ("reading (s)", "read_seconds", ",.2f"),
         ("median update (s)", "update_seconds_median", ".4f"),
         ("MB sent", "bytes_sent", ",.1f"),
+        ("exchange wait (s)", "exchange_wait_seconds", ",.2f"),
+    )
+    columns = tuple(
+        column
+        for column in columns
+        if column[1] not in ("bytes_sent", "exchange_wait_seconds") or any(run.column(column[1]))
     )
     rows = zip(
         *(

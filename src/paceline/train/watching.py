@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import sys
 from collections.abc import Iterator
 from functools import partial
 
@@ -23,15 +24,16 @@ from paceline.train.assemble import Task
 def observed(task: Task) -> Iterator[Recorder]:
     """The recorder of this rank; its board and network report to it until the end."""
     settings, context = task.config.observe, task.context
-    if context.world_size > 1:
+    own_process = context.world_size > 1 or _started_by_launcher()
+    if own_process:
         atexit.register(_end_quickly)
     recorder = make_recorder(
         task.run.rank(context.rank),
         context,
         events=settings.events,
         samples_every=settings.samples_every,
-        # A rank that others belong to has a process to itself, and its imports are start-up.
-        began=process_began() if context.world_size > 1 else None,
+        # Where a rank has a process to itself, its imports are start-up.
+        began=process_began() if own_process else None,
         say=task.view.say,
     )
     with recorder, _watched(task, recorder):
@@ -59,9 +61,9 @@ def _listen(task: Task, recorder: Recorder) -> None:
 def _measure_clock(task: Task, recorder: Recorder) -> None:
     """Every node's offset to the first, measured by its leader.
 
-    Not with parameter servers: they answer no such messages, and workers come and go.
+    Not where nodes come and go: their connections carry no such messages.
     """
-    if task.context.nodes == 1 or task.plan.exchange == "parameter_server":
+    if task.context.nodes == 1 or task.plan.exchange in ("parameter_server", "hogwild"):
         return
     found = [0.0, 0.0]
     if (network := task.network) is not None:
@@ -116,6 +118,12 @@ def _posts(task: Task) -> Iterator[Posts]:
         yield BothPosts(folder, store)
     finally:
         store.close()
+
+
+def _started_by_launcher() -> bool:
+    """This process runs one of the launchers' programs: it was started for this rank alone."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec is not None and spec.name.startswith("paceline.launch.")
 
 
 def _end_quickly() -> None:

@@ -31,7 +31,7 @@ def test_report_writes_page_figures_and_tables(two: Path, tmp_path: Path) -> Non
     assert done.exit_code == 0, done.output
     assert (two / "two" / "report.html").read_text().startswith("<!DOCTYPE html>")
     names = {path.stem for path in figures.iterdir()}
-    assert {"race", "loss", "ledger", "timeline", "traffic"} <= names
+    assert {"race", "loss", "ledger", "timeline", "traffic-sent"} <= names
     assert all((figures / f"{n}.svg").exists() and (figures / f"{n}.png").exists() for n in names)
     rows = list(csv.DictReader((tables / "epochs.csv").open()))
     assert [row["epoch"] for row in rows] == ["1.0", "2.0", "3.0", "4.0"]

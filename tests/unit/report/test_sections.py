@@ -46,7 +46,7 @@ def test_one_run_has_every_section(four: RunData) -> None:
         "network", "predicted",
     ]  # fmt: skip
     keys = [each.key for each in report.figures]
-    assert len(keys) == len(set(keys)) == 15
+    assert len(keys) == len(set(keys)) == 17
     table_keys = [each.key for each in report.tables]
     assert len(table_keys) == len(set(table_keys))
 
@@ -71,8 +71,8 @@ def test_the_timeline_has_the_spans_of_one_update(four: RunData) -> None:
 
 def test_traffic_leaves_loopback_out(four: RunData) -> None:
     report = make_report([four])
-    assert set(figure(report, "traffic").series[0].y) == {7.0}
-    assert set(figure(report, "packets").series[0].y) == {900.0}
+    assert set(figure(report, "traffic-sent").series[0].y) == {7.0}
+    assert set(figure(report, "packets-sent").series[0].y) == {900.0}
 
 
 def test_predicted_beside_measured(four: RunData) -> None:
@@ -257,3 +257,25 @@ def test_every_prediction_stands_beside_its_measurement(four: RunData) -> None:
     assert "outside" in shown.text[0]
     assert "multiplied by 1.50" in shown.text[0]
     assert len(figure(make_report([run]), "predicted").series[0].x) == len(table.rows) - 1
+
+
+def test_races_of_several_hosts_are_shown_together(four: RunData) -> None:
+    assert four.race is not None
+    slower = replace(four.race, busy=0.5, decision="sequential: 900 images/s, 1.00x sequential")
+    run = replace(four, race=None, races={"a": four.race, "b": slower})
+    shown = section(make_report([run]), "race")
+    assert "a: threads 2: 2,000 images/s" in shown.text[0]
+    assert "before the race of b" in shown.text[1]
+    (bars,), (table,) = shown.figures, shown.tables
+    assert [series.name for series in bars.series] == ["a", "b"]
+    assert bars.order[0] == "threads 2, bf16"
+    assert len(table.rows) == 6
+
+
+def test_races_are_read_by_host(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", hosts="ab")
+    (path / "race.json").rename(path / "race-a.json")
+    (path / "race-b.json").write_text("{")
+    run = load_run(path)
+    assert list(run.races) == ["a"]
+    assert "race-b.json could not be read" in run.problems[0]
