@@ -18,6 +18,7 @@ from paceline.schema.ledger import TITLES
 Points = list[tuple[float, float]]
 TRAINING = ("compute", "optimizer", "communication", "waiting", "data")
 """Categories of the ledger that belong to updates."""
+_ASIDE = ("start_up", "evaluate", "checkpoint")
 _STEP_SECONDS = 0.5
 
 
@@ -70,7 +71,7 @@ def watch(outcomes: Outcomes, work: str) -> list[Watched]:
             (session.common(span.start), session.common(span.end))
             for session in outcome.run.sessions
             for span in session.spans
-            if span.update is not None
+            if span.update is not None and span.name not in _ASIDE
         ]
         if spans:
             began, ended = min(start for start, _ in spans), max(end for _, end in spans)
