@@ -146,19 +146,20 @@ def exchange_section(runs: Sequence[RunData]) -> Section | None:
     known = [run for run in runs if run.exchange and run.speed]
     if len(known) < 2:
         return None
-    names = [run.name for run in known]
-    figures = [
-        Figure(
-            key="exchange-speed",
-            title="Speed by exchange",
-            caption="Median over the epochs of each run.",
-            x=Axis(title="run", kind="category"),
-            y=Axis(title="images/s", minimum=0.0),
-            series=_by_exchange(known),
-            horizontal=True,
-            order=tuple(names),
+    figures = []
+    if len({run.exchange for run in known}) > 1:  # else the speed of each run says the same
+        figures.append(
+            Figure(
+                key="exchange-speed",
+                title="Speed by exchange",
+                caption="Median over the epochs of each run.",
+                x=Axis(title="run", kind="category"),
+                y=Axis(title="images/s", minimum=0.0),
+                series=_by_exchange(known),
+                horizontal=True,
+                order=tuple(run.name for run in known),
+            )
         )
-    ]
     counted = [(run, per_update(found)) for run in known if (found := mean_exchange(run))]
     if counted:
         labels = [run.name for run, _ in counted]
@@ -181,20 +182,18 @@ def exchange_section(runs: Sequence[RunData]) -> Section | None:
     table = Table(
         key="exchange",
         title="Exchanges, per node and update",
-        columns=("exchange", "run", "hosts", "batch", "images/s", *COLUMNS, "test accuracy"),
+        columns=("exchange", "run", "hosts", "images/s", *COLUMNS),
         rows=tuple(
             (
                 run.exchange,
                 run.name,
                 run.hosts,
-                run.batch,
                 run.speed,
                 *numbers.get(run.name, (_sent(run), *(None,) * (len(COLUMNS) - 1))),
-                run.accuracy,
             )
             for run in known
         ),
-        formats=("", "", "d", ",d", ",.0f", *FORMATS, ".2%"),
+        formats=("", "", "d", ",.0f", *FORMATS),
     )
     return Section(key="exchange", title="Exchanges compared", blocks=(*figures, table))
 

@@ -213,9 +213,9 @@ def test_exchanges_are_compared_by_the_same_numbers(tmp_path: Path) -> None:
     report = make_report(runs)
     (table,) = section(report, "exchange").tables
     assert [row[0] for row in table.rows] == ["allreduce", "ring", "allreduce"]
-    assert [row[5] for row in table.rows[:2]] == pytest.approx([2.77, 2.77])
-    assert table.rows[2][5] is not None  # from metrics.jsonl
-    assert table.rows[2][6] is None  # known from events only
+    assert [row[4] for row in table.rows[:2]] == pytest.approx([2.77, 2.77])
+    assert table.rows[2][4] is not None  # from metrics.jsonl
+    assert table.rows[2][5] is None  # known from events only
     assert {each.key for each in section(report, "exchange").figures} == {
         "exchange-speed",
         "exchange-time",
