@@ -203,16 +203,12 @@ def shown(command: Sequence[str]) -> str:
 
 
 def lab_tables(step: Step) -> dict[str, Any]:
-    """The lab that a step's hosts mean; they are called a, b, c and so on.
-
-    A host is one node, however many cores it sees, unless its own table gives `slots`: then
-    `paceline train --hosts lab` makes a node of each slot.
-    """
+    """The lab that a step's hosts mean; they are called a, b, c and so on."""
     hosts = []
     for name, asked in zip(_host_names(len(step.hosts)), step.hosts, strict=True):
         host = {"cores": asked} if isinstance(asked, float) else dict(asked)
         visible = {} if step.visible is None else {"visible": step.visible}
-        hosts.append({"name": name, "slots": 1, **visible, **host})
+        hosts.append({"name": name, "slots": step.slots, **visible, **host})
     link = {"rate": step.rate, "delay": step.delay}
     tables: dict[str, Any] = {"link": {key: value for key, value in link.items() if value}}
     tables["host"] = hosts

@@ -61,6 +61,8 @@ class Step:
     """Lab hosts: cores of each, or a table of the lab's own keys; none: this machine, no lab."""
     visible: int | None = rule(default=None, minimum=1)
     """Cores that each lab host sees; its quota stays as `hosts` says."""
+    slots: int = rule(default=1, minimum=1)
+    """Nodes on each lab host: 1 is a host with all its cores, more share them as MPI ranks do."""
     rate: str | None = None
     """Rate of the lab's link, such as "1gbit"."""
     delay: str | None = None
@@ -104,10 +106,14 @@ class Step:
 
     @property
     def fingerprint(self) -> str:
-        """Changes with anything that changes what is run."""
-        content = encode(self)
-        for key in ("facts", "quick", "quick_settings", "limit", "seconds", "quick_seconds"):
-            del content[key]
+        """Changes with anything that changes what is run; keys left out do not count."""
+        aside = ("facts", "quick", "quick_settings", "limit", "seconds", "quick_seconds")
+        plain, content = encode(Step(name="plain")), encode(self)
+        content = {
+            key: value
+            for key, value in content.items()
+            if key not in aside and (key == "name" or value != plain[key])
+        }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

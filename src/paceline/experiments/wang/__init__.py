@@ -1,0 +1,1 @@
+"""MNIST over MPI, as Wang and Yang trained it."""
