@@ -121,9 +121,9 @@ def _hidden(spans: Sequence[Span], session: Session, seconds: Mapping[str, float
 
 def count_exchange(session: Session) -> Exchange:
     """What a session's updates exchanged, added up."""
-    lines = session.exchanged
+    lines = [line for line in session.exchanged if line.update is not None]
     return Exchange(
-        updates=sum(line.update is not None for line in lines),
+        updates=len(lines),
         bytes_sent=sum(line.bytes_sent for line in lines),
         bytes_received=sum(line.bytes_received for line in lines),
         messages_sent=sum(line.messages_sent for line in lines),
@@ -131,6 +131,11 @@ def count_exchange(session: Session) -> Exchange:
         seconds=sum(line.seconds for line in lines),
         hidden=sum(line.hidden_seconds for line in lines),
         waited=sum(line.waited_seconds for line in lines),
+        outside=sum(
+            line.bytes_sent + line.bytes_received
+            for line in session.exchanged
+            if line.update is None
+        ),
     )
 
 

@@ -57,6 +57,7 @@ def mean_exchange(run: RunData) -> Exchange | None:
         seconds=whole.seconds / count,
         hidden=whole.hidden / count,
         waited=whole.waited / count,
+        outside=round(whole.outside / count),
     )
 
 
@@ -76,6 +77,13 @@ def exchanged_section(run: RunData) -> Section | None:
     text = [f"Nodes agree by {run.exchange}."]
     if seconds:
         text.append(f"{hidden / seconds:.0%} of the communication was hidden under computing.")
+    moved = sum(r.exchange.bytes_sent + r.exchange.bytes_received for r in ranks)
+    outside = sum(r.exchange.outside for r in ranks)
+    if moved + outside:
+        text.append(
+            f"{outside / (moved + outside):.1%} of all bytes were for no update (start-up,"
+            " evaluation, checkpoints) and are not in these numbers."
+        )
     return Section(
         key="exchanged",
         title="What agreeing cost",

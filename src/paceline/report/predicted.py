@@ -44,6 +44,9 @@ def measured(run: RunData) -> dict[str, float]:
     said = run.summary.get("measured")
     if isinstance(said, Mapping):
         found |= {key: finite(value) for key, value in said.items()}
+    if run.plan is not None and not run.plan.servers:
+        # The exchange counts updates alone; a server, which may be busier, writes no events.
+        found["bytes_per_update"] = _bytes(run) or found.get("bytes_per_update")
     return {key: value for key, value in found.items() if value is not None}
 
 

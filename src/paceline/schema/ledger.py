@@ -35,10 +35,10 @@ TITLES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """What a rank exchanged with other nodes in all, counted alike whatever the exchange."""
+    """What a rank exchanged with other nodes in its updates, counted alike by every exchange."""
 
     updates: int = 0
-    """Updates that were counted."""
+    """Updates that were counted; what follows is their sum."""
     bytes_sent: int = 0
     bytes_received: int = 0
     messages_sent: int = 0
@@ -49,6 +49,8 @@ class Exchange:
     """Under computing."""
     waited: float = 0.0
     """While the computation stood still."""
+    outside: int = 0
+    """Bytes sent and received for no update: start-up, evaluation, checkpoints, sums of epochs."""
 
     def __add__(self, other: Exchange) -> Exchange:
         return Exchange(
