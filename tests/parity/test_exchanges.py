@@ -150,15 +150,28 @@ def test_inexact_exchanges_learn_digits(tmp_path: Path) -> None:
             "allreduce", (*DIGITS, *settings("allreduce", f"{compressed}=powersgd")), nodes((2, 1))
         ),
         Run("averaging", (*DIGITS, *settings("averaging", "exchange.every=4")), nodes((2, 1))),
+        Run("hogwild", (*DIGITS, *settings("hogwild")), nodes((2, 1, 1))),
     ]
     train_series(tmp_path, series)
-    exact, bf16, powersgd, averaging = (
+    exact, bf16, powersgd, averaging, hogwild = (
         metrics(tmp_path / f"run-{number}")[-1] for number in range(len(series))
     )
     assert exact["test_accuracy"] > 0.85
-    for line in (bf16, powersgd, averaging):
+    for line in (bf16, powersgd, averaging, hogwild):
         assert line["test_accuracy"] > exact["test_accuracy"] - MARGIN, line
     assert bf16["test_loss"] == pytest.approx(exact["test_loss"], rel=0.1)
     assert bf16["bytes_sent"] < 0.51 * exact["bytes_sent"]
     assert powersgd["bytes_sent"] < 0.5 * exact["bytes_sent"]
     assert averaging["bytes_sent"] < 0.3 * exact["bytes_sent"]
+    assert hogwild["mixes"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+def test_hogwild_over_mpi(tmp_path: Path) -> None:
+    """Threads of all nodes send and receive at any time, over the one group that MPI has."""
+    series = [Run("hogwild", (*DIGITS, *settings("hogwild")), nodes((2, 1, 1)))]
+    train_series(tmp_path, series, backend="mpi4py")
+    last = metrics(tmp_path / "run-0")[-1]
+    assert last["test_accuracy"] > 0.9
+    assert last["mixes"] > 0

@@ -20,6 +20,7 @@ REGISTRY: dict[str, str] = {
     "reduce_broadcast": "paceline.exchange.reduce_broadcast:ReduceBroadcast",
     "averaging": "paceline.exchange.averaging:Averaging",
     "parameter_server": "paceline.exchange.parameter_server:ParameterServer",
+    "hogwild": "paceline.exchange.hogwild:Hogwild",
 }
 
 # (name, compression) where that takes another class

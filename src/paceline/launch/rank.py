@@ -148,8 +148,10 @@ def train_rank(rank: Rank, arena: Arena | None = None) -> int:
 
 def _open_network(rank: Rank) -> Network | None:
     """The other nodes, on a node's leader."""
+    from paceline.exchange.neighbours import Neighbours
     from paceline.exchange.network import open_network
     from paceline.exchange.served import Served
+    from paceline.train.mixing import check_copies
     from paceline.train.serving import check_served
 
     context, deadline = rank.context, rank.config.train.deadline
@@ -159,6 +161,9 @@ def _open_network(rank: Rank) -> Network | None:
     if rank.plan.servers:
         check_served(rank.config, rank.plan)
         return Served(context, rank.plan, rank.config.exchange, deadline=deadline)
+    if rank.plan.exchange == "hogwild":
+        check_copies(rank.plan)
+        return Neighbours(context, rank.plan, rank.config.exchange, deadline=deadline)
     return open_network(context, [node.host for node in rank.plan.nodes], deadline=deadline)
 
 

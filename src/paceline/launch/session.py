@@ -228,6 +228,8 @@ class Session:
         if plan.servers and self.engine.backend == "gloo":
             # Workers but the first, which evaluates and saves, may come and go.
             self.spare = set(range(1, min(plan.servers)))
+        elif plan.exchange == "hogwild" and self.engine.backend == "gloo":
+            self.spare = set(range(1, len(plan.nodes)))
         self.send_checkpoints()
         port = self.free_port()
         self.control.tell(

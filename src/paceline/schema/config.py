@@ -211,7 +211,7 @@ class ExchangeSettings:
     """How machines agree on the weights."""
 
     kind: Literal[
-        "auto", "allreduce", "ring", "reduce_broadcast", "parameter_server", "averaging"
+        "auto", "allreduce", "ring", "reduce_broadcast", "parameter_server", "averaging", "hogwild"
     ] = "auto"
     """How nodes agree; "auto" takes allreduce."""
     partition: Literal["auto", "none", "manual"] = "auto"
@@ -243,7 +243,7 @@ class ExchangeSettings:
     server_groups: int = rule(default=1, minimum=1)
     """For async: groups of servers with a whole copy of the weights each; `servers` counts all."""
     mix_every: int = rule(default=4, minimum=1)
-    """With server_groups: updates of a group between two exchanges with the first one."""
+    """For hogwild and server_groups: updates between two mixes with another copy."""
     rebalance: bool = True
     """Change shares between epochs when the measured speeds of nodes drift."""
 

@@ -18,6 +18,7 @@ from paceline.local.board import Arena, Board
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, RankContext
 from paceline.train.device import choose_device
+from paceline.train.mixing import check_copies
 from paceline.train.parts import Given, Parts
 from paceline.train.progress import SilentView, View
 from paceline.train.shares import worker_shares
@@ -64,6 +65,8 @@ def make_job(task: Task, parts: Parts) -> Job:
                 f"exchange.compression = 'powersgd' needs one rank per node, but {several[0]} has"
                 " more: use local.strategy = 'threads' or 'replicas', or compression = 'bf16'"
             )
+    if plan.exchange == "hogwild" and task.context.nodes > 1:
+        check_copies(plan)
     return Job(
         build_model=parts.build_model,
         loss=parts.loss,

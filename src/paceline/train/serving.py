@@ -15,6 +15,7 @@ from torch import nn
 from paceline.errors import DeadlineError, UnsupportedError
 from paceline.exchange.groups import check_groups, server_groups
 from paceline.exchange.meeting import Meeting
+from paceline.exchange.neighbours import Neighbours
 from paceline.exchange.served import Served
 from paceline.exchange.server import Place, Server
 from paceline.exchange.shard import Shard
@@ -23,6 +24,7 @@ from paceline.local.base import OptimizerState
 from paceline.schema import Config, Plan, write_json
 from paceline.train.assemble import Task
 from paceline.train.checkpoint import Checkpoints
+from paceline.train.mixing import MixedTeam
 from paceline.train.optimizers import is_elementwise
 from paceline.train.parts import make_parts
 from paceline.train.team import Team
@@ -110,6 +112,8 @@ def make_team(task: Task) -> Team:
     """The team of a rank: with parameter servers, workers know each other only through them."""
     if isinstance(task.network, Served):
         return ServedTeam(task, task.network)
+    if isinstance(task.network, Neighbours):
+        return MixedTeam(task, task.network)
     return Team(task.context, task.board, task.network)
 
 

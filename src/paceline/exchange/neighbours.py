@@ -1,0 +1,248 @@
+"""The network of a node whose exchange is `hogwild`: one connection to every other node.
+
+Of two nodes the one with the higher number asks and the other answers, each on a thread beside the
+training. Whoever is lost breaks its own connections and no others (over Gloo; MPI ends the run).
+The first node is also told from time to time what the others have done; it alone says who was lost.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import torch
+
+from paceline.errors import PacelineError, WorkerError
+from paceline.exchange.meeting import Meeting
+from paceline.exchange.mixture import Mixture, part_of
+from paceline.exchange.network import Network, Traffic
+from paceline.exchange.roll import Roll
+from paceline.exchange.staleness import Staleness
+from paceline.exchange.wire import Answer, Kind, Link, LostError, Request
+from paceline.schema import ExchangeSettings, Plan, RankContext
+
+TELL_SECONDS = 0.5
+"""Between two words to each node with a lower number."""
+LEAVE_SECONDS = 5.0
+"""How long a node that has ended stays for those who still want to ask it."""
+
+
+class Neighbours(Network):
+    """All other nodes, seen from one of them."""
+
+    def __init__(
+        self, context: RankContext, plan: Plan, options: ExchangeSettings, *, deadline: float
+    ) -> None:
+        self.hosts = [node.host for node in plan.nodes]
+        self.rank, self.size = context.node, len(plan.nodes)
+        self.backend, self.group, self.place = context.backend, None, "start-up"
+        self.traffic = Traffic()
+        self._lock = threading.Lock()
+        self.every, self.deadline = options.mix_every, deadline
+        self.shares = [node.share for node in plan.nodes]
+        self.roll = Roll({n: host for n, host in enumerate(self.hosts) if n != context.node})
+        """What is known of the others; complete on the first node alone."""
+        self.wishes_stop = self.stops = False
+        self.told = [0.0, 0.0, 0.0]
+        self._failure: str | None = None
+        self._leaving = False
+        self._woken = threading.Event()
+        self._meeting = Meeting(context, deadline=deadline)
+        self._threads: list[threading.Thread] = []
+        self._below: dict[int, Link] = {}
+
+    def begin(self, mixture: Mixture) -> None:
+        """Start to mix; nobody is waited for."""
+        self._mixture = mixture
+        for node in range(self.rank + 1, self.size):
+            self._start(lambda node=node: self._attend(node), f"answer-{node}")
+        if self.rank > 0:
+            self._start(self._go_round, "mix")
+
+    def _start(self, work: Any, name: str) -> None:
+        thread = threading.Thread(target=work, name=f"paceline-{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _link(self, low: int, high: int) -> Link:
+        return self._meeting.link(low, high, 0, Traffic(), patience=self.deadline)
+
+    def _fold(self, link: Link) -> None:
+        """Count what a link has moved; training has not waited for it."""
+        taken = link.traffic.take()
+        taken.waited = 0.0
+        with self._lock:
+            self.traffic.add(taken)
+
+    # --- asking -----------------------------------------------------------------
+
+    def _go_round(self) -> None:
+        """Mix with the nodes before this one, in turns; tell them from time to time."""
+        with torch.no_grad():
+            for node in range(self.rank):
+                try:
+                    self._below[node] = self._link(node, self.rank)
+                except (RuntimeError, PacelineError):
+                    self._lose(node)
+            mixed_at, told_at, turn = self._mixture.clock, 0.0, 0
+            while not self._leaving and self._below:
+                self._woken.clear()
+                now = time.monotonic()
+                if self._mixture.clock - mixed_at >= self.every:
+                    mixed_at = self._mixture.clock
+                    nodes = sorted(self._below)
+                    turn += 1
+                    self._ask(nodes[(turn + self.rank) % len(nodes)], Kind.MIX)
+                elif now - told_at >= TELL_SECONDS:
+                    told_at = now
+                    for node in list(self._below):
+                        self._ask(node, Kind.REPORT)
+                else:
+                    self._woken.wait(TELL_SECONDS / 5)
+
+    def _ask(self, node: int, kind: Kind) -> None:
+        link = self._below[node]
+        word = self._word() if node == 0 else None
+        text = json.dumps(word) if word is not None else ""
+        try:
+            wanted = kind is Kind.MIX or (kind is Kind.DONE and node == 0)
+            sent, clock = self._mixture.copy() if wanted else (None, 0)
+            link.ask(Request(kind=kind, update=self._mixture.clock, length=len(text)))
+            if text:
+                link.send_text(text)
+            if sent is not None:
+                link.send(sent)
+            answer = link.answered()
+            if kind is Kind.MIX and sent is not None:
+                other = link.receive(torch.empty_like(sent))
+                part = part_of(self.shares[self.rank], self.shares[node])
+                self._mixture.meet(sent, clock, other, part)
+            self.stops = self.stops or bool(answer.stop)
+            if answer.length:  # it has ended its training
+                del self._below[node]
+        except (LostError, WorkerError):
+            self._lose(node)
+        finally:
+            self._fold(link)
+
+    def _word(self) -> dict[str, Any]:
+        """What the first node is told; what was told before is not told again."""
+        with self._lock:
+            told, self.told = self.told, [0.0, 0.0, 0.0]
+        return {
+            "clock": self._mixture.clock,
+            "staleness": self._mixture.staleness.encoded(),
+            "told": told,
+            "stop": self.wishes_stop,
+        }
+
+    def _lose(self, node: int) -> None:
+        self._below.pop(node, None)
+        if node == 0 and not self._leaving:
+            self._failure = (
+                f"node {self.rank} on {self.hosts[self.rank]} lost the first node,"
+                f" {self.hosts[0]}, which writes the checkpoints: go on from the last one with"
+                " --resume"
+            )
+
+    # --- answering --------------------------------------------------------------
+
+    def _attend(self, node: int) -> None:
+        """Answer a node with a higher number until it is done or lost."""
+        try:
+            link = self._link(self.rank, node)
+        except (RuntimeError, PacelineError):
+            self.roll.lose(node, "did not come", self._mixture.clock)
+            return
+        try:
+            with torch.no_grad():
+                while not self._answer(node, link):
+                    self._fold(link)
+        except (LostError, WorkerError):
+            self.roll.lose(node, "was lost", self._mixture.clock)
+        finally:
+            link.close()
+
+    def _answer(self, node: int, link: Link) -> bool:
+        """One request; True after the last one."""
+        request = link.asked()
+        link.traffic.seconds = 0.0  # nothing was under way until it came
+        if request.length:
+            self._heard(node, json.loads(link.text(request.length)))
+        answer = Answer(version=self._mixture.clock, stop=int(self.stops or self.wishes_stop))
+        if request.kind == Kind.MIX:
+            other = link.receive(torch.empty(self._mixture.elements))
+            part = part_of(self.shares[self.rank], self.shares[node])
+            mine, _ = self._mixture.answer(other, part)
+            self._end(link, answer)
+            link.send(mine)
+        elif request.kind == Kind.DONE:
+            last = None
+            if self.rank == 0:  # it keeps what all come to
+                last = link.receive(torch.empty(self._mixture.elements))
+            self.roll.finish(node, last, self.shares[node])
+            link.answer(answer)
+            return True
+        else:
+            self._end(link, answer)
+        return self._leaving
+
+    def _end(self, link: Link, answer: Answer) -> None:
+        """Answer, and say so if it is for the last time."""
+        link.answer(Answer(version=answer.version, stop=answer.stop, length=int(self._leaving)))
+
+    def _heard(self, node: int, word: dict[str, Any]) -> None:
+        self.roll.hear(node, word)
+        if word["stop"]:
+            self.stops = True
+
+    # --- what the thread that trains calls ----------------------------------------
+
+    def updated(self) -> None:
+        """After an update: there may be something to mix. Raises when the run cannot go on."""
+        self._woken.set()
+        if self._failure is not None:
+            raise WorkerError(self._failure)
+
+    def note(self, loss_sum: float, correct: float, samples: float) -> None:
+        """What an update gave; the first node hears of it with the next word."""
+        with self._lock:
+            told = (loss_sum, correct, samples)
+            self.told = [a + b for a, b in zip(self.told, told, strict=True)]
+
+    @property
+    def staleness(self) -> Staleness:
+        """Of the mixes that this node has asked for."""
+        return self._mixture.staleness
+
+    def mean_of_all(self, mixture: Mixture) -> torch.Tensor | None:
+        """When all others have ended: the mean of their copies and this one, once; else None."""
+        if self.roll.training:
+            return None
+        own, _ = mixture.copy()
+        return self.roll.mean_with(own, self.shares[self.rank])
+
+    def leave(self) -> None:
+        """The last words: the first node gets this copy, and stays until all have come."""
+        if self.rank == 0:
+            self.stops = True
+            return
+        self._leaving = True
+        self._woken.set()
+        self._threads[-1].join(self.deadline)
+        with torch.no_grad():
+            for node in sorted(self._below):
+                self._ask(node, Kind.DONE)
+
+    def close(self) -> None:
+        """Leave the network."""
+        self._leaving = True
+        self._woken.set()
+        end = time.monotonic() + LEAVE_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.1, end - time.monotonic()))
+        for link in self._below.values():
+            link.close()
+        self._meeting.close()

@@ -1,0 +1,129 @@
+"""Trainings with `hogwild`: every node at its own pace, the first one evaluates and writes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import DeadlineError, UnsupportedError
+from paceline.schema import Plan, write_json
+from paceline.train.team import Team
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from paceline.exchange.neighbours import Neighbours
+    from paceline.train.assemble import Task
+
+POLL_SECONDS = 0.1
+
+
+def check_copies(plan: Plan) -> None:
+    """Refuse what cannot have a copy of its own on every node; said on every node."""
+    several = [node.host for node in plan.nodes if node.ranks > 1]
+    if several:
+        raise UnsupportedError(
+            f"exchange.kind = 'hogwild' needs one rank per node, but {several[0]} has more: use"
+            " local.strategy = 'threads' or 'replicas', or give the host slots"
+        )
+    idle = [node.host for node in plan.nodes if node.share == 0]
+    if idle:
+        raise UnsupportedError(
+            f"exchange.kind = 'hogwild' mixes trained copies, but {idle[0]} has a share of 0: give"
+            " it samples, or leave it out"
+        )
+
+
+class MixedTeam(Team):
+    """Nodes that wait for nobody; the first knows what the others have told it."""
+
+    def __init__(self, task: Task, neighbours: Neighbours) -> None:
+        super().__init__(task.context, task.board, neighbours)
+        self.neighbours, self.run = neighbours, task.run
+        self._news = 0
+
+    def sum(self, values: Sequence[float], name: str) -> list[float]:
+        if name != "epoch" or not self.is_first:
+            return list(values)
+        told = self.neighbours.roll.take_told()
+        return [a + b for a, b in zip(values, told, strict=True)]
+
+    def share_buffers(self, model: nn.Module) -> None:
+        """Running statistics stay each node's own."""
+
+    def request_stop(self) -> None:
+        self._requested = True
+        self.neighbours.wishes_stop = True
+
+    def should_stop(self, updates_done: int) -> bool:
+        return self._requested or self.neighbours.stops
+
+    @property
+    def is_steady(self) -> bool:
+        return False
+
+    @property
+    def evaluates(self) -> bool:
+        return self.is_first
+
+    def evaluation_shares(self, shares: list[float]) -> list[float]:
+        return [float(rank == self.context.rank) for rank in range(len(shares))]
+
+    def note(self, loss_sum: float, correct: int, samples: int) -> None:
+        if not self.is_first:
+            self.neighbours.note(loss_sum, float(correct), float(samples))
+
+    def news(self) -> list[str]:
+        if not self.is_first:
+            return []
+        lines = self.neighbours.roll.news
+        fresh, self._news = lines[self._news :], len(lines)
+        return fresh
+
+    def wait_for_all(self) -> float:
+        if not self.is_first:
+            return 0.0
+        roll, deadline = self.neighbours.roll, self.neighbours.deadline
+        started = moved = time.perf_counter()
+        progress = -1
+        while roll.training:
+            now = time.perf_counter()
+            if roll.progress != progress:
+                progress, moved = roll.progress, now
+            if now - moved > 2 * deadline:
+                raise DeadlineError(
+                    f"the first node waited {now - moved:.0f} s for {roll.training} others that"
+                    " make no progress: one hangs, or raise train.deadline"
+                )
+            time.sleep(POLL_SECONDS)
+        return time.perf_counter() - started
+
+    def epoch_line(self) -> dict[str, Any]:
+        """Staleness of the mixes of all nodes, on the first."""
+        if not self.is_first:
+            return {}
+        roll = self.neighbours.roll
+        staleness = roll.staleness(self.neighbours.staleness)
+        found = {
+            "mean": staleness.mean,
+            "largest": staleness.largest,
+            "mixes": staleness.updates,
+            "histogram": staleness.encoded(),
+            "nodes": list(roll.news),
+        }
+        with contextlib.suppress(OSError):
+            write_json(self.run.path / "staleness.json", found)
+        return {
+            "staleness_mean": staleness.mean,
+            "staleness_largest": staleness.largest,
+            "mixes": staleness.updates,
+        }
+
+    def close(self) -> None:
+        self.neighbours.leave()
+        self.wait_for_all()
+
+
+__all__ = ["MixedTeam", "check_copies"]

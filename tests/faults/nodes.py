@@ -1,0 +1,156 @@
+"""Nodes of one run as processes on loopback, to be killed, slowed down and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainings import SMALL
+
+from paceline import api
+from paceline.config import dump_config, load_config
+from paceline.config.environment import rank_environment
+from paceline.schema import NodePlan, Plan, RankContext, write_json
+
+_NODE = """
+import sys
+from pathlib import Path
+from paceline.config.environment import rank_context
+from paceline.launch.node import run_node
+from paceline.run import RunDirectory
+sys.exit(run_node(RunDirectory(Path(sys.argv[1])), rank_context(), silent=True))
+"""
+
+# Each forward pass of training takes as many seconds more as stand in the file `pace` beside it.
+_MODEL = """
+import pathlib, time, torch
+
+HERE = pathlib.Path(__file__).parent
+
+class Paced(torch.nn.Module):
+    def __init__(self, channels=1, image_size=8, classes=10):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Flatten(),
+            torch.nn.Linear(channels * image_size**2, 64),
+            torch.nn.ReLU(),
+            torch.nn.Linear(64, classes),
+        )
+
+    def forward(self, inputs):
+        pace = HERE / "pace"
+        if self.training and pace.exists():
+            time.sleep(float(pace.read_text() or 0))
+        return self.layers(inputs)
+"""
+
+
+class Nodes:
+    """Processes of the nodes of one run, on loopback."""
+
+    def __init__(self, folder: Path, workers: int, servers: int, changes: dict[str, object]):
+        """Without servers the plan's exchange is `exchange.kind`."""
+        self.run, self.count = folder / "run", workers + servers
+        self.run.mkdir()
+        (folder / "paced.py").write_text(_MODEL)
+        self.pace = folder / "pace"
+        settings = SMALL | {"workload.model": f"{folder / 'paced.py'}:Paced"} | changes
+        settings |= {"exchange.servers": max(1, servers), "train.deadline": 20}
+        config = api.resolve(load_config(None, [f"{k}={v}" for k, v in settings.items()]))
+        (self.run / "config.toml").write_text(dump_config(config))
+        nodes = tuple(NodePlan(host=f"host-{number}") for number in range(self.count))
+        batch = config.workload.global_batch(1)
+        kind = "parameter_server" if servers else config.exchange.kind
+        write_json(self.run / "plan.json", Plan(nodes=nodes, exchange=kind, batch_size=batch))
+        self.processes: dict[int, subprocess.Popen[str]] = {}
+        self.all: list[subprocess.Popen[str]] = []
+
+    def start(self, *nodes: int) -> None:
+        """Start nodes; all of them when none is named."""
+        if not nodes:
+            self.port = _free_port()
+        for node in nodes or range(self.count):
+            context = RankContext(node=node, nodes=self.count, port=self.port)
+            process = subprocess.Popen(
+                [sys.executable, "-c", _NODE, str(self.run)],
+                env=os.environ | rank_environment(context) | {"OMP_NUM_THREADS": "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            self.processes[node] = process
+            self.all.append(process)
+
+    def ends(self, node: int) -> tuple[int, str]:
+        """Exit code and output of a node, once it has ended."""
+        process = self.processes[node]
+        output, _ = process.communicate(timeout=90)
+        return process.returncode, output
+
+    def kill(self, node: int) -> None:
+        self.processes[node].send_signal(signal.SIGKILL)
+        self.processes[node].wait()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + 60
+        while not condition():
+            assert self.processes[0].poll() is None or condition(), self.ends(0)
+            assert time.monotonic() < end, "the training did not get there"
+            time.sleep(0.01)
+
+    def lines(self) -> list[dict[str, Any]]:
+        path = self.run / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def staleness(self) -> dict[str, Any]:
+        path = self.run / "staleness.json"
+        found: dict[str, Any] = {"workers": []}
+        if path.exists():
+            with contextlib.suppress(json.JSONDecodeError):  # it is being written
+                found = json.loads(path.read_text())
+        return found
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+MakeNodes = Callable[..., Nodes]
+
+
+@pytest.fixture
+def make_nodes(tmp_path: Path) -> Iterator[MakeNodes]:
+    made: list[Nodes] = []
+
+    def make(workers: int, servers: int = 1, **changes: object) -> Nodes:
+        settings = {key.replace("__", "."): value for key, value in changes.items()}
+        made.append(Nodes(tmp_path, workers, servers, settings))
+        return made[-1]
+
+    yield make
+    for nodes in made:
+        for process in nodes.all:
+            process.kill()
+            process.communicate()
+
+
+DIGITS = {
+    "workload__data": "digits",
+    "workload__batch_size": 64,
+    "data__options": "{}",
+    "optimizer__learning_rate": 0.003,
+    "train__checkpoint_every": 100,
+    "train__epochs": 12,
+}
