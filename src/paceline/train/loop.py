@@ -334,6 +334,7 @@ class Trainer:
         """Write a checkpoint; a failure is said and costs no older one."""
         with self.recorder.span("checkpoint"):
             self._save(best=best)
+        self.count_exchange()
 
     def _save(self, *, best: bool) -> None:
         self.team.enter("checkpoint", self.position.update)
