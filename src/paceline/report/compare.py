@@ -22,6 +22,16 @@ _MEASURED = (
     ("test accuracy", "test_accuracy"),
     ("best accuracy", "best_accuracy"),
 )
+_EXCHANGED = (
+    ("bytes sent, all nodes", "bytes_sent"),
+    ("bytes received, all nodes", "bytes_received"),
+    ("messages sent, all nodes", "messages_sent"),
+    ("messages received, all nodes", "messages_received"),
+    ("communicating, mean of nodes (s)", "exchange_seconds"),
+    ("hidden under computing (s)", "exchange_hidden_seconds"),
+    ("waiting for the exchange (s)", "exchange_wait_seconds"),
+)
+"""Of runs over several nodes; left out where both have nothing to exchange."""
 
 
 def compare(first: RunData, second: RunData) -> dict[str, Any]:
@@ -59,9 +69,9 @@ def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[di
 
 def _measured(first: RunData, second: RunData) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for title, key in _MEASURED:
+    for title, key in (*_MEASURED, *_EXCHANGED):
         a, b = first.number(key), second.number(key)
-        if a is None and b is None:
+        if (a is None and b is None) or (not a and not b and (title, key) in _EXCHANGED):
             continue
         change = b / a - 1 if a and b is not None else None
         rows.append({"key": key, "title": title, "a": a, "b": b, "change": change})
