@@ -98,7 +98,7 @@ def resources_section(outcomes: Outcomes, work: str, model: str) -> Section | No
     figures = [
         _over_time(f"{work}-{key}", f"{name}: {model}", unit, f"{caption} Sampled every {every:g} s"
                    " while updates were made.",
-                   [(w.setup.title, w.summed(value)) for w in watched])
+                   [(w.setup.short, w.summed(value)) for w in watched])
         for key, name, unit, caption, value in kinds
     ]  # fmt: skip
     return Section(
@@ -226,7 +226,7 @@ def network_figure(outcomes: Outcomes, work: str, model: str) -> Figure | None:
         if each.setup.place != "hosts":
             continue
         host, (sent, received) = next(iter(rates(each).items()), ("", ([], [])))
-        name = each.setup.title.removeprefix("two hosts: ")
+        name = each.setup.short.removeprefix("2 hosts, ")
         lines += [(f"{name}: {host} sent", sent), (f"{name}: {host} received", received)]
     if not any(points for _, points in lines):
         return None

@@ -11,6 +11,7 @@ from paceline.experiments.outcome import NOT_RUN, Outcome, Outcomes
 from paceline.report.load import finite
 
 WORKS = ("complex_small", "simple_big")
+MODELS = {"complex_small": "VGG16", "simple_big": "AlexNet"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,8 @@ class Setup:
     key: str
     """The fact `setup` of its steps."""
     title: str
+    short: str
+    """For legends."""
     place: str
     """"local" or "hosts"."""
     published: str = ""
@@ -29,18 +32,24 @@ class Setup:
 
 
 SETUPS = (
-    Setup(key="baseline", title="one core, sequential", place="local", cores=1),
-    Setup(key="threads", title="one process, threads inside each layer", place="local"),
-    Setup(key="replicas", title="one process, a replica per thread", place="local",
-          published="one_process"),
-    Setup(key="processes", title="several processes", place="local", published="processes"),
-    Setup(key="model", title="model parallel, the study's cut", place="local"),
-    Setup(key="hybrid", title="data and model parallel", place="local"),
-    Setup(key="paceline", title="two hosts: Paceline, raced", place="hosts", published="mpi"),
-    Setup(key="study", title="two hosts: processes, then MPI", place="hosts", published="mpi"),
-    Setup(key="ddp", title="two hosts: stock DDP, a process per core", place="hosts"),
-    Setup(key="horovod", title="two hosts: Horovod", place="hosts", published="horovod"),
-    Setup(key="spark", title="two hosts: Spark", place="hosts", published="spark"),
+    Setup(key="baseline", short="one core", title="one core, sequential", place="local", cores=1),
+    Setup(key="threads", short="threads", title="one process, threads inside each layer",
+          place="local"),
+    Setup(key="replicas", short="replicas", title="one process, a replica per thread",
+          place="local", published="one_process"),
+    Setup(key="processes", short="processes", title="several processes", place="local",
+          published="processes"),
+    Setup(key="model", short="model", title="model parallel, the study's cut", place="local"),
+    Setup(key="hybrid", short="data and model", title="data and model parallel", place="local"),
+    Setup(key="paceline", short="2 hosts, Paceline", title="two hosts: Paceline, raced",
+          place="hosts", published="mpi"),
+    Setup(key="study", short="2 hosts, study", title="two hosts: processes, then MPI",
+          place="hosts", published="mpi"),
+    Setup(key="ddp", short="2 hosts, DDP", title="two hosts: stock DDP, a process per core",
+          place="hosts"),
+    Setup(key="horovod", short="Horovod", title="two hosts: Horovod", place="hosts",
+          published="horovod"),
+    Setup(key="spark", short="Spark", title="two hosts: Spark", place="hosts", published="spark"),
 )  # fmt: skip
 GPU_SETUPS = (
     ("data_parallel", "GPUs, data parallel"),

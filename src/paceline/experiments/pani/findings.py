@@ -52,7 +52,7 @@ def _notes(outcomes: Outcomes) -> tuple[str, ...]:
             settings = some.step.settings
             limit, epochs = settings.get("data.limit"), settings["train.epochs"]
             images = f"{limit:,} images" if limit else "all images"
-            samples.append(f"{title}: {images}, {epochs} epoch{'s' if epochs != 1 else ''}")
+            samples.append(f"{title}: {images}, {_epochs(epochs)}")
     return (
         where,
         f"Training here: {'; '.join(samples)}. ResNet-18 keeps 28x28 through its 3x3 stem and takes"
@@ -64,6 +64,10 @@ def _notes(outcomes: Outcomes) -> tuple[str, ...]:
         "GPUs cannot be measured here. What more machines would give is predicted from"
         " measurements of this one (docs/cost.md), not run.",
     )
+
+
+def _epochs(count: int) -> str:
+    return f"{count} epoch{'s' if count != 1 else ''}"
 
 
 # Batch size
@@ -116,7 +120,7 @@ def _batch_section(outcomes: Outcomes, model: str) -> Section | None:
         ("loss", "Test loss", loss_of, "plain", "After the last epoch, on the test images."),
         ("accuracy", "Test accuracy", accuracy_of, "percent", "After the last epoch."),
         ("time", "Seconds per epoch", seconds_of, "plain",
-         "Median over the epochs, evaluation left out; one run per point."),
+         "Median over the epochs, evaluation left out."),
     )  # fmt: skip
     figures = []
     for key, name, value, style, caption in quantities:
@@ -135,7 +139,7 @@ def _batch_section(outcomes: Outcomes, model: str) -> Section | None:
             Figure(
                 key=f"{model}-{key}",
                 title=f"{name} against batch: {title}",
-                caption=f"{caption} SGD; {_size(outcomes, model)}",
+                caption=f"{caption} SGD, {_size(outcomes, model)}",
                 x=Axis(title="batch", kind="log", ticks=ticks),
                 y=axis,
                 series=series,
@@ -158,7 +162,7 @@ def _size(outcomes: Outcomes, model: str) -> str:
     settings = some.step.settings
     limit = settings.get("data.limit")
     images = f"{limit:,} training images" if limit else "all training images"
-    return f"{images}, {settings['train.epochs']} epochs, one run each."
+    return f"{images}, {_epochs(settings['train.epochs'])}, one run each."
 
 
 def _batch_table(outcomes: Outcomes, model: str) -> Table:

@@ -53,13 +53,15 @@ def guide_section(outcomes: Outcomes) -> Section | None:
     for model, outcome in found.items():
         text.append(f"{TITLES[model]}, batch {_batch(outcome):,}: {outcome.result['verdict']}.")
         text.append(_turn(model, outcome))
-        text += [f"{TITLES[model]}: {note}." for note in outcome.result.get("notes", ())]
     for outcome in outcomes.where(about="guide", mix=True):
         if outcome.done:
             text.append(
                 f"With a second machine twenty times slower ({TITLES['shallow_cnn']}):"
                 f" {outcome.result['verdict']}."
             )
+    notes = [note for outcome in found.values() for note in outcome.result.get("notes", ())]
+    if notes:
+        text.append(f"Notes: {'; '.join(dict.fromkeys(notes))}.")
     return Section(
         key="guide",
         title="What more machines would give",
