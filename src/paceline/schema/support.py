@@ -90,6 +90,12 @@ RULES = (
     ),
     Rule(
         strategy=SEVERAL_RANKS,
+        exchange=("parameter_server",),
+        why="exchange.kind = 'parameter_server' needs one rank per node: use local.strategy ="
+        " 'threads' or 'replicas', or give the host slots",
+    ),
+    Rule(
+        strategy=SEVERAL_RANKS,
         exchange=("hogwild",),
         why="exchange.kind = 'hogwild' needs one rank per node: use local.strategy = 'threads' or"
         " 'replicas', or give the host slots",
