@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, UserError
 from paceline.experiments.estimate import duration
 from paceline.experiments.outcome import NOT_RUN, Claim, Findings, Outcomes
 from paceline.experiments.spec import BUILT_IN, Experiment
@@ -65,6 +65,10 @@ def write_experiment(outcomes: Outcomes, out: Path) -> Written:
     findings = find_findings(outcomes.experiment)(outcomes)
     report = make_report(outcomes, findings)
     results = _results(outcomes, findings, report)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written ({error.strerror}): give another --out") from None
     write_json(out / "results.json", results)
     page = write_page(report, out / "report.html")
     (out / "report.md").write_text(markdown(report))
