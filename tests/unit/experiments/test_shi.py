@@ -118,6 +118,7 @@ def rank_events(rank: int, host: str, sent: float, received: float) -> list[Even
     events: list[Event] = [
         Start(rank=rank, node=rank, host=host, pid=1, time=1.0, began=0.0, world_size=3),
         Span(name="exchange", start=8.0, seconds=1.0, detail="first weights"),
+        Exchanged(time=9.0, bytes_received=7_000_000, messages_received=1),
     ]
     first = 7e6
     counters = [(5.0, 0.0), (9.5, 0.0), (10.1, 0.0), (11.0, 0.5), (12.5, 1.0), (14.5, 2.0)]

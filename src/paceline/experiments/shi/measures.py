@@ -12,6 +12,10 @@ from paceline.schema.events import Sample, Session, Span, Traffic
 
 INTERFACE = "eth0"
 """Of every lab host, to all others."""
+MARGIN = 0.4
+"""Seconds that may lie between a sample's time and the reading of its counters."""
+SMALL = 100_000
+"""Bytes that do not matter beside a gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,28 +138,45 @@ def update_spans(session: Session) -> list[Span]:
 def kernel_counts(session: Session) -> Counts | None:
     """Traffic per update by the kernel's counters, read while the network is quiet.
 
-    From the last sample before the first gradient can leave (a tenth of the first update: that
-    is still its forward pass) to the last sample of the evaluation after the last update, which
-    sends a few hundred bytes. Start-up, first weights and checkpoints lie outside.
+    From the last sample before the first gradient can leave to the last sample of the evaluation
+    after the last update, which sends a few hundred bytes. Start-up, first weights and
+    checkpoints lie outside.
     """
     updates = update_spans(session)
     tested = [span.end for span in session.spans if span.name == "evaluate"]
     if not updates or not tested:
         return None
-    begin = updates[0].start + updates[0].seconds / 10
-    earliest = max(
-        [span.end for span in session.spans if span.name == "exchange" and span.end < begin],
-        default=0.0,
-    )
-    first = _last_sample(session.samples, earliest, begin)
+    leaves = _leaves(session, updates[0])
+    first = _last_sample(session.samples, _settled(session, leaves), leaves)
     last = _last_sample(session.samples, updates[-1].end, max(tested))
     if first is None or last is None:
         return None
     return _difference(first.network[INTERFACE], last.network[INTERFACE], len(updates))
 
 
+def _leaves(session: Session, first: Span) -> float:
+    """When the first gradient can leave: with the exchange, or else after the forward pass began.
+
+    An exchange that runs behind the backward pass has begun before anybody waits for it; a tenth
+    of the update is still its forward pass.
+    """
+    lines = [each for each in session.exchanged if each.update == first.update]
+    starts = [s.start for s in session.spans if s.name == "exchange" and s.update == first.update]
+    if lines and starts and all(each.hidden_seconds < 0.001 for each in lines):
+        return min(starts)
+    return first.start + first.seconds / 10
+
+
+def _settled(session: Session, before: float) -> float:
+    """When the first weights had come; 0 where none came from others."""
+    early = [each for each in session.exchanged if each.update is None and each.time < before]
+    moved = sum(each.bytes_sent + each.bytes_received for each in early)
+    return max(each.time for each in early) if moved > SMALL else 0.0
+
+
 def _last_sample(samples: Sequence[Sample], after: float, before: float) -> Sample | None:
-    fitting = [each for each in samples if after <= each.time <= before]
+    """The last one that was certainly read in time: a host at its quota may stop in between."""
+    fitting = [each for each in samples if after <= each.time <= before - MARGIN]
     fitting = [each for each in fitting if INTERFACE in each.network]
     return fitting[-1] if fitting else None
 
