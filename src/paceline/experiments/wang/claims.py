@@ -158,7 +158,7 @@ def _same_result(rows: Sequence[Row]) -> Claim:
     if not pairs:
         return _untested(claim)
     words = "; ".join(
-        f"with {size} processes {count} ways agree to {difference:.0e}"
+        f"with {size} process{'es' if size > 1 else ''} {count} ways agree to {difference:.0e}"
         for size, count, difference in pairs
     )
     same = all(difference <= SAME for _, _, difference in pairs)
