@@ -18,6 +18,7 @@ from paceline.errors import PacelineError
 # name -> (module with a click command called `command`, one line for --help)
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("paceline.commands.train", "Train a model; with no argument, the embedded default."),
+    "join": ("paceline.commands.join", "Let another host join a training that is under way."),
     "race": ("paceline.commands.race", "Find the fastest way to train on this machine."),
     "measure": ("paceline.commands.measure", "Measure machines, and what joins them."),
     "plan": ("paceline.commands.plan", "Decide who does what, from measurements."),

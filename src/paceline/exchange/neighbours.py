@@ -217,6 +217,10 @@ class Neighbours(Network):
         """Of the mixes that this node has asked for."""
         return self._mixture.staleness
 
+    def lose(self, node: int) -> None:
+        """On the first node: others know that a node was lost, before its connection shows it."""
+        self.roll.lose(node, "was lost", self._mixture.clock)
+
     def mean_of_all(self, mixture: Mixture) -> torch.Tensor | None:
         """When all others have ended: the mean of their copies and this one, once; else None."""
         if self.roll.training:

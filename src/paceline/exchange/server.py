@@ -9,7 +9,7 @@ this is one server of one of them: see `copies.py`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -35,10 +35,13 @@ class Server(Answering):
         self, shard: Shard, place: Place, options: ExchangeSettings, *, start: int, patience: float
     ) -> None:
         super().__init__(shard, place, options, start=start, patience=patience)
-        self._threads: list[threading.Thread] = []
+        self._threads: list[tuple[Member, threading.Thread]] = []
 
-    def run(self, meeting: Meeting, tick: Callable[[int], None]) -> None:
-        """Serve until every worker is done; `tick` is told the updates from time to time."""
+    def run(self, meeting: Meeting, tick: Callable[[int], Iterable[int]]) -> None:
+        """Serve until every worker is done.
+
+        `tick` is told the updates from time to time, and says who was lost as others know.
+        """
         for member in (*self.members.values(), *self.copies.values()):
             self._attend(meeting, member, 0)
         copy = self._copy(meeting)
@@ -47,7 +50,9 @@ class Server(Answering):
         while self.failure is None and self._is_needed:
             with self._turn:
                 self._turn.wait(LOOK_SECONDS)
-            tick(self.version)
+            for node in tick(self.version):
+                if node in self.members:
+                    self.lose(self.members[node], "was lost")
             self._mix(copy)
             try:
                 while looking and (arrival := meeting.arrival(arrivals + 1)) is not None:
@@ -56,8 +61,9 @@ class Server(Answering):
             except RuntimeError:
                 looking = False  # the first node, which keeps the store, has left
         self._mix(copy, last=True)
-        for thread in self._threads:
-            thread.join(self.patience)
+        for member, thread in self._threads:
+            # Who was lost without a word may keep its connection open, and its thread waiting.
+            thread.join(LOOK_SECONDS if member.lost else self.patience)
         if self.failure is not None:
             raise WorkerError(self.failure)
 
@@ -92,7 +98,7 @@ class Server(Answering):
                 self._serve(member, link)
 
         thread = threading.Thread(target=attend, name=f"paceline-serve-{member.node}", daemon=True)
-        self._threads.append(thread)
+        self._threads.append((member, thread))
         thread.start()
 
     def _serve(self, member: Member, link: Link) -> None:
@@ -101,6 +107,8 @@ class Server(Answering):
                 request = link.asked()
                 if self.failure is not None and request.kind != Kind.ALIVE:
                     raise EndedError
+                if member.lost:  # it was silent for too long, and comes back
+                    raise EndedError(f"{member.name} was given up: the others went on without it")
                 self._handle(member, link, request)
         except LostError:
             self.lose(member, "was lost")

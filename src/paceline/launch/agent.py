@@ -31,6 +31,7 @@ from paceline.config.environment import (
     rank_environment,
     take_token,
 )
+from paceline.exchange.losses import leave_word
 from paceline.launch.channel import BEAT_SECONDS, Channel, Message, connect
 from paceline.launch.child import Child
 from paceline.launch.files import pieces_of, take_piece
@@ -193,8 +194,12 @@ class Agent:
             port=message["port"],
             backend=message["backend"],
         )
-        error = self.run.path / f"node-{self.node}" / "error.json"
-        error.unlink(missing_ok=True)
+        for stale in ("error.json", "plan.json", "lost.jsonl"):
+            (self.run.path / f"node-{self.node}" / stale).unlink(missing_ok=True)
+        if message.get("joins"):  # the others' plan does not have this node as it is
+            own_plan = self.run.path / f"node-{self.node}" / "plan.json"
+            own_plan.parent.mkdir(exist_ok=True)
+            own_plan.write_text(json.dumps(message["plan"]))
         variables = rank_environment(context)
         descriptor = anonymous_memory("board")
         self.board = Board(descriptor, ranks=node.ranks, rank=0)
@@ -207,6 +212,10 @@ class Agent:
         """Stop in order, or at once when there is nothing yet to stop."""
         if self.child is not None and self.child.purpose == "train":
             self.child.signal(message["signal"])
+
+    def on_lost(self, message: Message) -> None:
+        """The launcher has lost a node that others here would wait for: leave word of it."""
+        leave_word(self.run.path, self.node, int(message["lost"]))
 
     def on_abort(self, message: Message) -> None:
         """Another host failed, or the user has lost patience."""

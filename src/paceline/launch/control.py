@@ -57,6 +57,8 @@ class Control:
         self.nodes = nodes
         self.token = secrets.token_hex(16)
         self.peers: dict[int, Peer] = {}
+        self.guests: list[tuple[Channel, Message]] = []
+        """Who asks for another host to join, and has not been answered."""
         self._listener = socket.create_server(("", 0), backlog=256)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
@@ -75,6 +77,14 @@ class Control:
     def connected(self) -> set[int]:
         """Nodes whose agent has not closed its connection."""
         return {node for node, peer in self.peers.items() if peer.channel.fileno() >= 0}
+
+    def expect(self, node: int) -> None:
+        """Let an agent come for a node that is new, or whose agent was lost."""
+        self.nodes = max(self.nodes, node + 1)
+        peer = self.peers.pop(node, None)
+        if peer is not None and peer.channel.fileno() >= 0:
+            self._selector.unregister(peer.channel)
+            peer.channel.close()
 
     def send(self, node: int, kind: str, **fields: Any) -> None:
         """Tell one agent something."""
@@ -167,6 +177,11 @@ class Control:
         hello = arrived[0] if arrived else {}
         node = hello.get("node")
         known = hmac.compare_digest(str(hello.get("token", "")), self.token)
+        if known and hello["kind"] == "join" and isinstance(hello.get("host"), dict):
+            del self._strangers[channel]
+            self._selector.unregister(channel)
+            self.guests.append((channel, hello))
+            return [], True
         if not known or not isinstance(node, int) or node not in self.missing:
             self._drop(channel)
             return [], False
@@ -191,7 +206,7 @@ class Control:
         for peer in self.peers.values():
             if peer.channel.fileno() >= 0:
                 peer.channel.close()
-        for channel in self._strangers:
+        for channel in (*self._strangers, *(guest for guest, _ in self.guests)):
             channel.close()
         self._selector.close()
 

@@ -29,6 +29,16 @@ def node_context(plan: Plan, context: RankContext) -> RankContext:
     )
 
 
+def _plan(run: RunDirectory, node: int, servers: int) -> Plan:
+    """The run's plan; a node that joins a training has one of its own, for once."""
+    own = run.path / f"node-{node}" / "plan.json"
+    if not own.exists():
+        return read_json(Plan, run.plan).with_servers(servers, node)
+    plan = read_json(Plan, own)
+    own.unlink()
+    return plan
+
+
 def run_node(
     run: RunDirectory,
     context: RankContext,
@@ -41,7 +51,7 @@ def run_node(
     `watch` gets the board on which the node's ranks say what they are doing.
     """
     config = load_config(run.config)
-    plan = read_json(Plan, run.plan).with_servers(config.exchange.servers, context.node)
+    plan = _plan(run, context.node, config.exchange.servers)
     context = node_context(plan, context)
     node = plan.nodes[context.node]
     if node.ranks > 1:

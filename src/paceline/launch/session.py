@@ -8,10 +8,8 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FrameType
 
-from paceline.config.environment import passed_variables
 from paceline.errors import WorkerError
 from paceline.launch import failures
 from paceline.launch.agent import MARKER
@@ -19,6 +17,7 @@ from paceline.launch.channel import Message
 from paceline.launch.control import Control, Lost, addresses_towards
 from paceline.launch.engines import Engine, Launch, Running
 from paceline.launch.files import pieces_of, take_piece
+from paceline.launch.joining import Joining, welcome_fields
 from paceline.launch.signals import handled
 from paceline.run import RunDirectory
 from paceline.schema import Plan, Race, decode, encode, write_json
@@ -86,6 +85,7 @@ class Session:
         """Nodes whose loss the exchange survives."""
         self.gone: set[int] = set()
         """Those of them that are lost."""
+        self.joining: Joining | None = None
         run = order.run.path
         self.past = {
             str(path.relative_to(run)): path.stat().st_size
@@ -159,21 +159,20 @@ class Session:
                 )
         if self.engine.places_nodes:
             self.places = self.found_places()
-        variables = passed_variables()
         for place in self.places:
-            self.control.send(
-                place.node,
-                "welcome",
-                run=str(self.order.run.path.resolve()),
-                marker=self.marker,
-                config=self.order.config,
-                folder=str(Path.cwd()),
-                variables=variables,
-                slots=place.host.slots,
-                slot=place.slot,
-                cores=place.host.cores,
-            )
+            self.welcome(place)
         self.ready = self.await_all("ready", "joining the run", self.order.start_seconds)
+
+    def welcome(self, place: Place) -> None:
+        """Tell an agent where the run is."""
+        self.control.send(place.node, "welcome", **welcome_fields(self, place))
+
+    def take_in(self, place: Place, *, rank: int) -> None:
+        """Count a host that has joined among the others."""
+        self.places = (*self.places[: place.node], place, *self.places[place.node + 1 :])
+        self.first_ranks[place.node : place.node + 1] = [rank]
+        self.spare.add(place.node)
+        self.gone.discard(place.node)
 
     def found_places(self) -> tuple[Place, ...]:
         """Where the engine has put the nodes; agents that see the same cores divide them."""
@@ -231,16 +230,16 @@ class Session:
         elif plan.exchange == "hogwild" and self.engine.backend == "gloo":
             self.spare = set(range(1, len(plan.nodes)))
         self.send_checkpoints()
-        port = self.free_port()
-        self.control.tell(
-            "start",
-            plan=encode(plan),
-            address=self.places[0].host.network_address,
-            port=port,
-            backend=self.engine.backend,
-            program=self.order.program,
-            silent=self.order.silent,
-        )
+        start = {
+            "plan": encode(plan),
+            "address": self.places[0].host.network_address,
+            "port": self.free_port(),
+            "backend": self.engine.backend,
+            "program": self.order.program,
+            "silent": self.order.silent,
+        }
+        self.control.tell("start", **start)
+        self.joining = Joining(self, plan, start)
         self.training = True
         ends = self.await_all("end", "training", None)
         return int(ends[0]["code"])
@@ -262,6 +261,8 @@ class Session:
         self.control.tell("bye" if finished and not self.failures else "abort")
         deadline = time.monotonic() + END_SECONDS
         lost = {node for node, failure in self.failures if isinstance(failure, Lost)} | self.gone
+        if self.joining is not None:
+            self.joining.close()
         if self.running is not None:
             while time.monotonic() < deadline and not self.running.has_ended():
                 self.control.turn(0.05)
@@ -277,10 +278,13 @@ class Session:
         self, kind: str, what: str, seconds: float | None, *, nodes: set[int] | None = None
     ) -> dict[int, Message]:
         """One message of this kind from every node (or these)."""
-        wanted = set(range(len(self.places))) if nodes is None else nodes
         answers: dict[int, Message] = {}
         deadline = None if seconds is None else time.monotonic() + seconds
-        while wanted - answers.keys() - self.gone:
+        while (
+            (wanted := set(range(len(self.places))) if nodes is None else nodes)
+            - answers.keys()
+            - self.gone
+        ):
             for node, message in self.pump(0.1):
                 if message["kind"] == kind:
                     answers[node] = message
@@ -293,9 +297,17 @@ class Session:
         """One turn: print what ranks print, pass signals on, raise what went wrong."""
         self.pass_signals_on()
         messages, lost = self.control.turn(seconds)
+        if self.joining is not None:
+            lost = [each for each in lost if not self.joining.lose(each.node)]
+            messages = [
+                (n, message) for n, message in messages if not self.joining.hear(n, message)
+            ]
+            self.joining.turn()
         for each in lost:
             if each.node in self.spare - self.gone:
                 self.gone.add(each.node)
+                if self.joining is not None:
+                    self.joining.tell_of_loss(each.node)
                 self.order.say(f"{self.lost_sentence(each)}; the others go on")
         self.failures += [(each.node, each) for each in lost if each.node not in self.spare]
         kept = []

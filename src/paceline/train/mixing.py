@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import DeadlineError, UnsupportedError
+from paceline.exchange.losses import Losses
 from paceline.schema import Plan, write_json
 from paceline.train.team import Team
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from paceline.train.assemble import Task
 
 POLL_SECONDS = 0.1
+LOOK_SECONDS = 0.5
+"""Between two looks for nodes that the launcher has lost."""
 
 
 def check_copies(plan: Plan) -> None:
@@ -42,6 +45,8 @@ class MixedTeam(Team):
     def __init__(self, task: Task, neighbours: Neighbours) -> None:
         super().__init__(task.context, task.board, neighbours)
         self.neighbours, self.run = neighbours, task.run
+        self._losses = Losses(task.run.path, task.context.node)
+        self._looked = 0.0
         self._news = 0
 
     def sum(self, values: Sequence[float], name: str) -> list[float]:
@@ -75,9 +80,18 @@ class MixedTeam(Team):
         if not self.is_first:
             self.neighbours.note(loss_sum, float(correct), float(samples))
 
+    def _look_for_losses(self) -> None:
+        """What the launcher knows before a connection's deadline."""
+        now = time.monotonic()
+        if now - self._looked > LOOK_SECONDS:
+            self._looked = now
+            for node in self._losses.fresh():
+                self.neighbours.lose(node)
+
     def news(self) -> list[str]:
         if not self.is_first:
             return []
+        self._look_for_losses()
         lines = self.neighbours.roll.news
         fresh, self._news = lines[self._news :], len(lines)
         return fresh
@@ -89,6 +103,7 @@ class MixedTeam(Team):
         started = moved = time.perf_counter()
         progress = -1
         while roll.training:
+            self._look_for_losses()
             now = time.perf_counter()
             if roll.progress != progress:
                 progress, moved = roll.progress, now

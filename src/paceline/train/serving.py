@@ -14,6 +14,7 @@ from torch import nn
 
 from paceline.errors import DeadlineError, UnsupportedError
 from paceline.exchange.groups import check_groups, server_groups
+from paceline.exchange.losses import Losses
 from paceline.exchange.meeting import Meeting
 from paceline.exchange.neighbours import Neighbours
 from paceline.exchange.served import Served
@@ -81,10 +82,16 @@ def serve(task: Task) -> int:
     finally:
         parts.dataset.close()
     server = Server(shard, place, config.exchange, start=start, patience=config.train.deadline)
+    losses = Losses(task.run.path, context.node)
+
+    def tick(update: int) -> list[int]:
+        _enter(task, update)
+        return losses.fresh()
+
     meeting = Meeting(context, deadline=config.train.deadline)
     try:
         with _without_interrupts():
-            server.run(meeting, lambda update: _enter(task, update))
+            server.run(meeting, tick)
     finally:
         meeting.close()
     return 0

@@ -1,0 +1,39 @@
+"""Word of nodes that the launcher has lost, left where those look who would wait for them.
+
+A host whose power fails closes no connection: whoever waits for it waits until a deadline. The
+launcher hears every agent twice a second and knows within seconds. Imports no torch: agents use it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+
+def losses_file(run: Path, node: int) -> Path:
+    """Where `node` looks for nodes that were lost: one JSON line each, as they go."""
+    return run / f"node-{node}" / "lost.jsonl"
+
+
+def leave_word(run: Path, node: int, lost: int) -> None:
+    """Tell `node` of a node that was lost."""
+    path = losses_file(run, node)
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps({"node": lost}) + "\n")
+
+
+class Losses:
+    """What one node has been told so far."""
+
+    def __init__(self, run: Path, node: int) -> None:
+        self._path, self._read = losses_file(run, node), 0
+
+    def fresh(self) -> list[int]:
+        """Nodes that were lost since the last call."""
+        try:
+            lines = self._path.read_text().split("\n")[:-1]
+        except OSError:
+            return []
+        found, self._read = lines[self._read :], len(lines)
+        return [int(json.loads(line)["node"]) for line in found]

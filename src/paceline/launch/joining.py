@@ -1,0 +1,229 @@
+"""Hosts that come to a training under way, and how the others hear of one that has gone.
+
+While a training takes new workers, the run directory has a file that says where the launcher
+listens. `paceline join` asks there; the launcher starts an agent on the host, gives it the number
+of a worker that was lost (or a new one) and lets it train. The servers do the rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.config.environment import passed_variables
+from paceline.errors import ConfigError, RunDirectoryError, WorkerError
+from paceline.launch.channel import Channel, Message, connect
+from paceline.launch.control import addresses_towards
+from paceline.launch.engines import Launch, Processes
+from paceline.launch.ssh import SshEngine
+from paceline.schema import Plan, decode, encode
+from paceline.schema.hosts import Host, Place
+
+if TYPE_CHECKING:
+    from paceline.launch.session import Session
+
+DOOR = "join.json"
+"""File in the run directory: where to ask."""
+ANSWER_SECONDS = 150.0
+
+
+@dataclass
+class Newcomer:
+    """A host on its way into the training."""
+
+    place: Place
+    running: Processes
+    guest: Channel
+    """Who asked for it, and is to be answered."""
+    deadline: float
+    is_welcome: bool = False
+
+
+class Joining:
+    """Everything about hosts that come later, from the launcher's side."""
+
+    def __init__(self, session: Session, plan: Plan, start: Message) -> None:
+        self.session, self.plan, self.start = session, plan, start
+        self.coming: dict[int, Newcomer] = {}
+        self.started: list[Processes] = []
+        self._door = session.order.run.path / DOOR
+        if plan.servers and session.engine.backend == "gloo":
+            self._open()
+        self._told = plan.servers or (0,)
+        """Who must know at once that a node was lost: those that keep the others' places."""
+
+    def tell_of_loss(self, node: int) -> None:
+        """Spare the servers the wait for a host that is silent, whose connection stays open."""
+        for other in self._told:
+            self.session.control.send(other, "lost", lost=node)
+
+    def _open(self) -> None:
+        control = self.session.control
+        hosts = [place.host.network_address for place in self.session.places]
+        note = {
+            "addresses": [*addresses_towards(hosts), "127.0.0.1"],
+            "port": control.port,
+            "token": control.token,
+        }
+        descriptor = os.open(self._door, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(note, file)
+
+    def close(self) -> None:
+        """Nobody can come any more; end what was started."""
+        self._door.unlink(missing_ok=True)
+        for newcomer in list(self.coming.values()):
+            self._refuse(newcomer, "the training has ended")
+        for running in self.started:
+            running.end()
+
+    # --- every turn ---------------------------------------------------------------
+
+    def turn(self) -> None:
+        """Let those in who ask, and see how far the others are."""
+        control = self.session.control
+        while control.guests:
+            guest, message = control.guests.pop(0)
+            self._ask(guest, decode(Host, message["host"]))
+        for node, newcomer in list(self.coming.items()):
+            if node in control.peers and not newcomer.is_welcome:
+                newcomer.is_welcome = True
+                self.session.welcome(newcomer.place)
+            failure = newcomer.running.failure()
+            if failure is not None and node not in control.peers:
+                self._refuse(newcomer, f"host {newcomer.place.host.name} did not start: {failure}")
+            elif time.monotonic() > newcomer.deadline:
+                self._refuse(newcomer, f"host {newcomer.place.host.name} did not start in time")
+
+    def _ask(self, guest: Channel, host: Host) -> None:
+        session = self.session
+        names = [p.host.name for p in session.places if p.node not in session.gone]
+        names += [newcomer.place.host.name for newcomer in self.coming.values()]
+        if not self._door.exists():
+            _answer(guest, False, "this training takes no workers that come later")
+            return
+        if host.name in names:
+            _answer(guest, False, f"host {host.name} takes part already: name another one")
+            return
+        if self.coming:
+            _answer(guest, False, "another host is joining: ask again when it has")
+            return
+        place = Place(node=self._free_number(host), host=host)
+        session.control.expect(place.node)
+        launch = Launch(
+            places=(place,),
+            addresses=tuple(addresses_towards([host.network_address])),
+            port=session.control.port,
+            token=session.control.token,
+            run=session.order.run.path.resolve(),
+        )
+        running = Processes(SshEngine().command_lines(launch), launch.run)
+        self.started.append(running)
+        deadline = time.monotonic() + session.order.start_seconds
+        self.coming[place.node] = Newcomer(place, running, guest, deadline)
+        session.order.say(f"host {host.name} is asked to join as node {place.node}")
+
+    def _free_number(self, host: Host) -> int:
+        """The number of a worker that was lost, its own host's first; else one more."""
+        session = self.session
+        free = sorted(session.gone)
+        own = [node for node in free if session.places[node].host.name == host.name]
+        return next(iter(own + free), len(session.places))
+
+    def hear(self, node: int, message: Message) -> bool:
+        """A message of a node that is on its way; False: it is none."""
+        newcomer = self.coming.get(node)
+        if newcomer is None:
+            return False
+        if message["kind"] == "ready":
+            self._begin(newcomer)
+        elif message["kind"] == "error":
+            self._refuse(newcomer, str(message["report"]["message"]))
+        return True
+
+    def lose(self, node: int) -> bool:
+        """A node on its way was lost; False: it is none."""
+        newcomer = self.coming.get(node)
+        if newcomer is not None:
+            self._refuse(newcomer, f"host {newcomer.place.host.name} has gone while it started")
+        return newcomer is not None
+
+    def _begin(self, newcomer: Newcomer) -> None:
+        """Let a node train, now that its agent is there."""
+        session, place = self.session, newcomer.place
+        node = place.node
+        plan = self.plan.with_servers(len(self.plan.servers), joining=node)
+        nodes = list(plan.nodes)
+        nodes[node] = dataclasses.replace(nodes[node], host=place.host.name, cores=())
+        plan = dataclasses.replace(plan, nodes=tuple(nodes))
+        session.take_in(place, rank=sum(other.ranks for other in nodes[:node]))
+        session.control.send(node, "start", **(self.start | {"plan": encode(plan), "joins": True}))
+        del self.coming[node]
+        _answer(newcomer.guest, True, f"host {place.host.name} joins as node {node}")
+
+    def _refuse(self, newcomer: Newcomer, why: str) -> None:
+        self.coming.pop(newcomer.place.node, None)
+        newcomer.running.end()
+        self.session.order.say(f"no worker joins: {why}")
+        _answer(newcomer.guest, False, why)
+
+
+def _answer(guest: Channel, is_in: bool, text: str) -> None:
+    guest.send("answer", joined=is_in, text=text)
+    guest.close()
+
+
+def ask_to_join(run: Path, host: Host) -> str:
+    """Ask the launcher of a run to take a host in; its answer, or an error."""
+    try:
+        note: dict[str, Any] = json.loads((run / DOOR).read_text())
+        addresses = [(str(address), int(note["port"])) for address in note["addresses"]]
+    except (OSError, ValueError, KeyError):
+        raise RunDirectoryError(
+            f"{run} takes no workers now: a host can join a training with exchange.kind ="
+            " 'parameter_server' over Gloo, while it runs"
+        ) from None
+    try:
+        channel = connect(addresses)
+    except ConnectionError as error:
+        raise RunDirectoryError(f"{run} is not being trained any more: {error}") from None
+    channel.send("join", token=note["token"], host=encode(host))
+    end = time.monotonic() + ANSWER_SECONDS
+    while time.monotonic() < end:
+        messages, is_open = channel.receive()
+        for message in messages:
+            channel.close()
+            if message["joined"]:
+                return str(message["text"])
+            raise WorkerError(f"host {host.name} cannot join: {message['text']}")
+        if not is_open:
+            raise WorkerError("the training ended before the host could join")
+        time.sleep(0.05)
+    channel.close()
+    raise WorkerError(f"the launcher did not answer within {ANSWER_SECONDS:.0f} s")
+
+
+def welcome_fields(session: Session, place: Place) -> Message:
+    """What an agent is told first: where the run is, and which cores are its own."""
+    return {
+        "run": str(session.order.run.path.resolve()),
+        "marker": session.marker,
+        "config": session.order.config,
+        "folder": str(Path.cwd()),
+        "variables": passed_variables(),
+        "slots": place.host.slots,
+        "slot": place.slot,
+        "cores": place.host.cores,
+    }
+
+
+def one_host(hosts: tuple[Host, ...], text: str) -> Host:
+    """The one host that `--host` means."""
+    if len(hosts) != 1 or hosts[0].slots != 1:
+        raise ConfigError(f"--host {text!r} must name one host with one slot: ask once for each")
+    return hosts[0]
