@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from paceline import models
+from paceline.data.arrays import ArraySource
 from paceline.errors import ModelError
 from paceline.experiments.outcome import Outcomes, load_outcomes
 from paceline.experiments.page import find_findings, write_experiment
@@ -51,14 +54,22 @@ def networks() -> dict[str, dict[str, Any]]:
 )
 def test_networks_take_32x32_and_keep_their_parameter_names(name: str, parameters: int) -> None:
     options = networks()[name]
-    small = models.build(name, classes=10, channels=3, options=options, image_size=32)
-    with torch.device("meta"):
+    with torch.device("meta"):  # shapes are enough, and cost neither memory nor time
+        small = models.build(name, classes=10, channels=3, options=options, image_size=32)
         usual = models.build(name, classes=1000, channels=3)
     assert list(small.state_dict()) == list(usual.state_dict())
     assert sum(each.numel() for each in small.parameters()) == parameters
-    small.eval()
-    with torch.inference_mode():
-        assert small(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    assert small.eval()(torch.zeros(2, 3, 32, 32, device="meta")).shape == (2, 10)
+
+
+def test_small_alexnet_learns() -> None:
+    torch.manual_seed(0)
+    network = models.build(
+        "alexnet", classes=10, channels=3, options=networks()["alexnet"], image_size=32
+    )
+    outputs = network(torch.randn(4, 3, 32, 32))
+    torch.nn.functional.cross_entropy(outputs, torch.arange(4)).backward()  # type: ignore[no-untyped-call]
+    assert all(each.grad is not None and each.grad.any() for each in network.parameters())
 
 
 def test_alexnet_says_how_to_take_small_images() -> None:
@@ -98,6 +109,23 @@ def test_made_pictures_only_where_cifar10_is_not_at_hand(
     real = load_experiment(find_experiment("shi")).steps[0]
     assert real.settings["workload.data"] == "cifar10"
     assert real.fingerprint != made.fingerprint
+
+
+def test_a_batch_of_cifar10_copies_nothing_but_itself() -> None:
+    records = np.zeros((5000, 3073), dtype=np.uint8)  # a label before the pixels of each picture
+    records[7, 1] = 255
+    pixels = records[:, 1:].reshape(-1, 3, 32, 32)
+    source = ArraySource(pixels, records[:, 0], mean=(0.0,) * 3, deviation=(1.0,) * 3)
+    source.fetch(np.array([0]), epoch=0, augment=False)
+    tracemalloc.start()
+    try:
+        images, _ = source.fetch(np.array([7, 3]), epoch=0, augment=False)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert images[0, 0, 0, 0] == pytest.approx(1.0)
+    assert images.sum() == pytest.approx(1.0)
+    assert peak < 500_000
 
 
 def network(sent: float, received: float) -> dict[str, Traffic]:

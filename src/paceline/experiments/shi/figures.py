@@ -168,8 +168,8 @@ def speeds(study: Study) -> list[Figure]:
                 key="speedup",
                 title="Speedup over one worker",
                 caption="Images per second over those of one worker alone on a host of the same"
-                " quota, without the first update. Numbers under the bars are workers; that number"
-                " is what the line stands for.",
+                " quota, without the first update. Numbers under the bars are workers;"
+                " triangles: that many times the speed of one.",
                 x=Axis(title="network and workers", kind="category"),
                 y=Axis(title="speedup", minimum=0.0),
                 series=(*speedup, *_as_guide(ideal)),
@@ -184,7 +184,7 @@ def speeds(study: Study) -> list[Figure]:
                 key="cpu",
                 title="How busy workers are",
                 caption="Processor time of the workers' processes during the updates over their"
-                " quota of 0.28 of a core, mean over workers; from samples four times a second.",
+                " quota of 0.28 of a core, mean over workers; from samples twice a second.",
                 x=Axis(title="network and workers", kind="category"),
                 y=Axis(title="CPU", format="percent", minimum=0.0),
                 series=tuple(loads),

@@ -18,6 +18,8 @@ NEAR_LINEAR = 0.8
 """Part of the gain that more workers promise from which a speedup is called near linear."""
 LEVELS_OFF = 0.5
 """Part of it below which a speedup levels off."""
+QUOTA_MET = 0.95
+"""Part of its quota that a worker which only computes gets on a quiet machine."""
 UNTESTED: Verdict = "cannot be tested here"
 
 
@@ -220,6 +222,19 @@ def _notes(outcomes: Outcomes, study: Study) -> tuple[str, ...]:
         "The networks are those of the study built for 32x32 and 10 classes (see the last table):"
         " smaller than the study's list says, which is for 224x224 and 1000 classes.",
         *_agreement(study),
+        *_busy(study),
+    )
+
+
+def _busy(study: Study) -> tuple[str, ...]:
+    """Whether this machine gave the hosts what was promised to them."""
+    got = [each.cpu for each in study.of("alone") if each.cpu is not None]
+    if not got or min(got) >= QUOTA_MET:
+        return ()
+    return (
+        f"One worker alone got only {min(got):.0%} of its quota: something else was using this"
+        " machine's cores. Traffic is not touched by that; speeds are lower, and compare less well,"
+        " than on a quiet machine.",
     )
 
 
@@ -232,5 +247,5 @@ def _agreement(study: Study) -> tuple[str, ...]:
     return (
         "A server takes no samples of its own; its traffic per update is what its workers' kernels"
         " sent and received, for they talk to nobody else. Over whole steps its own interface"
-        f" counted the same to {worst:.2%}.",
+        f" counted the same to {worst:.3%}.",
     )

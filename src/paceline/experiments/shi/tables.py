@@ -97,7 +97,7 @@ def speeds(study: Study) -> Table:
         for workers in study.workers(model):
             found = [study.one(model, kind, workers) for kind in KINDS]
             if workers == 1:
-                found[0] = found[2] = alone
+                found[0] = alone
             ring, server, ddp = found
             server_cpu = server.server_cpu if server is not None else None
             rows.append(
@@ -114,7 +114,7 @@ def speeds(study: Study) -> Table:
             )
     return Table(
         key="speeds",
-        title="Images per second, speedup and CPU (one worker: alone, no exchange)",
+        title="Images per second, speedup and CPU (ring of one worker: alone, no exchange)",
         columns=(
             "network",
             "workers",
