@@ -39,7 +39,7 @@ NEAR = 0.05
 """An option that took so little longer than the fastest is as good."""
 TURN_SECONDS = 2.0
 """About so long one turn of a trial is timed."""
-PATIENCE = 30.0
+PATIENCE = 28.0
 """Seconds of an update above which an option is not timed."""
 
 
