@@ -29,6 +29,10 @@ EPOCH_TAGS: Final = {
     "read_seconds": "speed/read_seconds",
     "update_seconds_median": "speed/update_seconds_median",
     "bytes_sent": "network/bytes_sent",
+    "bytes_received": "network/bytes_received",
+    "messages_sent": "network/messages_sent",
+    "exchange_hidden_seconds": "network/hidden_seconds",
+    "exchange_wait_seconds": "network/wait_seconds",
 }
 
 
