@@ -141,6 +141,19 @@ def test_two_at_once_are_refused(
     assert "is in use by another experiment" in second.stderr
 
 
+@pytest.mark.slow
+def test_a_long_one_is_predicted_first(small: Path, tmp_path: Path, start_cli: StartCli) -> None:
+    text = STEPS.replace('facts = { who = "us" }', 'facts = { who = "us" }\nseconds = 700')
+    (small / "experiment.toml").write_text(text)
+    out = tmp_path / "out"
+    process = start_cli("experiment", small, "--out", out, "--only", "training")
+    line = process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    process.wait(timeout=60)
+    assert "by paceline predict" in line
+    assert json.loads((out / "predicted.json").read_text())["seconds"] > 0
+
+
 @pytest.mark.lab
 def test_lab_hosts_leave_their_counters(tmp_path: Path, run_cli: RunCli) -> None:
     from paceline.lab import probe

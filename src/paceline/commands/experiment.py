@@ -44,10 +44,10 @@ def command(
     \b
     paceline experiment list
     paceline experiment wang --quick
-    paceline experiment wang --only 'study-*'
+    paceline experiment wang --only 'time-*'
     paceline experiment wang --look
     """
-    from paceline.experiments.estimate import estimate
+    from paceline.experiments.estimate import estimate, predicted_factor
     from paceline.experiments.outcome import load_outcomes
     from paceline.experiments.page import write_experiment
     from paceline.experiments.running import check, run_steps
@@ -66,7 +66,9 @@ def command(
         check(experiment)
         steps = _chosen(experiment, only)
         there = [each for each in load_outcomes(experiment, out).all if each.step in steps]
-        say(f"{experiment.title}: {estimate(there, again=again).words}; results in {out}")
+        factor = None if quick or again else predicted_factor(there, out)
+        words = estimate(there, again=again, predicted=factor).words
+        say(f"{experiment.title}: {words}; results in {out}")
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _leave)
         run_steps(steps, out, again=again, say=say)

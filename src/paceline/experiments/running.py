@@ -42,7 +42,7 @@ GRACE_SECONDS = 30.0
 """How long a step that is to end may take to save and clear up."""
 PEERS = ("benchmarks", "peers")
 _PR_SET_PDEATHSIG = 1
-_PACELINE = (sys.executable, "-m", "paceline")
+PACELINE = (sys.executable, "-m", "paceline")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,7 @@ def run_step(work: Work, *, again: bool = False) -> Outcome:
         resuming = not again and can_resume(work)
         if not resuming:
             _clear(work)
-        _prepare(work)
+        prepare(work)
         command = command_of(work, resuming=resuming)
         work.folder.joinpath("command.txt").write_text(shown(command) + "\n")
         write_json(work.begun, {"fingerprint": step.fingerprint, "resumed": resuming})
@@ -167,7 +167,7 @@ def command_of(work: Work, *, resuming: bool = False) -> list[str]:
     """The command line of a step."""
     step = work.step
     if step.kind == "train":
-        command = [*_PACELINE, "train", str(work.config), "--run", str(work.run)]
+        command = [*PACELINE, "train", str(work.config), "--run", str(work.run)]
         command += ["--hosts", "lab"] if step.hosts else []
         command += ["--engine", step.engine] if step.engine else []
         command += ["--resume"] if resuming else []
@@ -181,9 +181,9 @@ def command_of(work: Work, *, resuming: bool = False) -> list[str]:
         for name, path in places.items():
             command = [word.replace(name, str(path)) for word in command]
         if command[0] == "paceline":
-            command[:1] = _PACELINE
+            command[:1] = PACELINE
     if step.hosts:
-        lab = [*_PACELINE, "lab", "run", str(work.lab), "--report", str(work.traffic), "--"]
+        lab = [*PACELINE, "lab", "run", str(work.lab), "--report", str(work.traffic), "--"]
         command = [*lab, *command]
     return command
 
@@ -199,7 +199,7 @@ def peer_root(name: str) -> Path | None:
 def shown(command: Sequence[str]) -> str:
     """A command line as a person would type it."""
     text = shlex.join(command)
-    return text.replace(shlex.join(_PACELINE), "paceline").replace(sys.executable, "python")
+    return text.replace(shlex.join(PACELINE), "paceline").replace(sys.executable, "python")
 
 
 def lab_tables(step: Step) -> dict[str, Any]:
@@ -222,7 +222,7 @@ def _host_names(count: int) -> list[str]:
     return [letters[i] if i < len(letters) else f"host-{i}" for i in range(count)]
 
 
-def _prepare(work: Work) -> None:
+def prepare(work: Work) -> None:
     """Write what the command reads."""
     tables: dict[str, Any] = {"name": work.step.name}
     for key, value in work.step.settings.items():

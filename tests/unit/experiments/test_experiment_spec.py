@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.experiments.estimate import estimate
+from paceline.experiments.estimate import estimate, predicted_factor
 from paceline.experiments.outcome import Outcome
 from paceline.experiments.running import check, lab_tables
 from paceline.experiments.spec import (
@@ -177,3 +178,17 @@ def test_the_estimate_learns_from_what_is_done() -> None:
     assert estimate(after).seconds == 30  # 20 s at one and a half times the declared time
     assert estimate([outcome("a", 10, 15)]).words == "nothing is left to be run"
     assert estimate([outcome("a", 10, 15)], again=True).seconds == 15
+
+
+def test_the_predictor_is_asked_only_where_nothing_is_known(tmp_path: Path) -> None:
+    step = Step(name="a", seconds=700)
+    kept = {"fingerprint": step.fingerprint, "seconds": 1400.0}
+    (tmp_path / "predicted.json").write_text(json.dumps(kept))
+    new = Outcome(step=step, path=tmp_path)
+    assert predicted_factor([new], tmp_path) == 2.0
+    assert "23 min 20 s for 1 steps" in estimate([new], predicted=2.0).words
+    done = Outcome(step=Step(name="b", seconds=10), path=tmp_path, failed="", seconds=30)
+    assert predicted_factor([done, new], tmp_path) is None
+    assert estimate([done, new], predicted=2.0).factor == 3.0  # what was seen is better
+    short = Outcome(step=Step(name="c", seconds=70), path=tmp_path)
+    assert predicted_factor([short], tmp_path) is None
