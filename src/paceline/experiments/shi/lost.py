@@ -12,11 +12,15 @@ from typing import Any
 
 from paceline.experiments.outcome import Outcome
 from paceline.experiments.shi.measures import update_spans
+from paceline.report.load import RunData
 from paceline.schema.events import Span
 
 WINDOW = 3.0
 """Seconds over which a speed is taken for the figure."""
 SETTLING = 2.0
+"""Seconds after a loss that belong to neither speed, before or after."""
+NEAR = 4.0
+"""Seconds around a loss in which a pause may begin."""
 _LOST = re.compile(r"worker (\d+) on (\S+) was lost at update (\d+); going on with (\d+) worker")
 
 
@@ -26,10 +30,11 @@ class Loss:
 
     host: str
     update: int
+    """The server's count of updates."""
     left: int
     """Workers that went on."""
     seconds: float | None
-    """After the first update began."""
+    """After the first worker's first update began, by the last that is known of the dead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,17 +52,12 @@ class Course:
     """(seconds after the first update began, images per second) in windows of `WINDOW`."""
     phases: tuple[tuple[int, float | None], ...] = ()
     """(workers, images per second) before the first loss, between losses, after the last."""
-    pauses: tuple[float, ...] = ()
+    pauses: tuple[float | None, ...] = ()
     """Longest time without a finished update around each loss."""
     train_losses: tuple[float | None, ...] = ()
     said: str = ""
-    epoch_updates: int = 0
-
-    def loss_before(self, loss: Loss) -> float | None:
-        """Training loss of the last whole epoch before a worker was lost."""
-        whole = loss.update // self.epoch_updates if self.epoch_updates else 0
-        known = self.train_losses[:whole]
-        return known[-1] if known else None
+    losses_before: tuple[float | None, ...] = ()
+    """Training loss of the last whole epoch before each loss of a worker."""
 
 
 def follow(outcome: Outcome) -> Course:
@@ -86,24 +86,28 @@ def follow(outcome: Outcome) -> Course:
         phases=tuple(_phases(spans, lost, alive, each_worker)),
         pauses=tuple(_pause(spans, loss) for loss in lost),
         train_losses=run.column("train_loss"),
-        epoch_updates=len(spans) // max(1, len(run.metrics)),
+        losses_before=tuple(_loss_before(run, spans, loss) for loss in lost),
     )
 
 
 def _losses(outcome: Outcome, spans: Sequence[Span]) -> tuple[Loss, ...]:
     """From what the first server told the first worker."""
     lines = _object(outcome.path / "run" / "staleness.json").get("workers", [])
-    starts = {span.update: span.start - spans[0].start for span in spans}
+    sessions = outcome.run.sessions if outcome.run is not None else ()
+    ended = {each.start.host: each.ended - spans[0].start for each in sessions}
     found = [match for line in lines if (match := _LOST.search(str(line)))]
     return tuple(
-        Loss(
-            host=match[2],
-            update=int(match[3]),
-            left=int(match[4]),
-            seconds=starts.get(int(match[3])),
-        )
+        Loss(host=match[2], update=int(match[3]), left=int(match[4]), seconds=ended.get(match[2]))
         for match in found
     )
+
+
+def _loss_before(run: RunData, spans: Sequence[Span], loss: Loss) -> float | None:
+    if loss.seconds is None or not run.metrics:
+        return None
+    done = sum(span.end - spans[0].start < loss.seconds for span in spans)
+    known = run.column("train_loss")[: done // max(1, len(spans) // len(run.metrics))]
+    return known[-1] if known else None
 
 
 @dataclass(frozen=True)
@@ -148,14 +152,13 @@ def _phases(
     return found
 
 
-def _pause(spans: Sequence[Span], loss: Loss) -> float:
-    """The longest time between two finished updates near the one at which a worker was lost."""
-    ends = [
-        span.end
-        for span in spans
-        if span.update is not None and loss.update - 3 <= span.update <= loss.update + 3
-    ]
-    return max((b - a for a, b in itertools.pairwise(ends)), default=0.0)
+def _pause(spans: Sequence[Span], loss: Loss) -> float | None:
+    """The longest time without a finished update that began when a worker was lost."""
+    if loss.seconds is None:
+        return None
+    ends = [span.end - spans[0].start for span in spans]
+    near = [b - a for a, b in itertools.pairwise(ends) if abs(a - loss.seconds) <= NEAR]
+    return max(near, default=None)
 
 
 def _object(path: Path) -> dict[str, Any]:

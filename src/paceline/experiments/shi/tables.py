@@ -143,7 +143,8 @@ def lost(courses: Sequence[Course]) -> list[Table]:
         if not course.updates:
             continue
         for number, loss in enumerate(course.losses):
-            before, after = course.phases[number : number + 2]
+            phases = [*course.phases, (loss.left, None), (loss.left, None)]
+            before, after = phases[number : number + 2]
             rows.append(
                 (
                     course.kind,
@@ -153,7 +154,7 @@ def lost(courses: Sequence[Course]) -> list[Table]:
                     after[1],
                     f"{before[0]} to {after[0]}",
                     course.pauses[number],
-                    course.loss_before(loss),
+                    course.losses_before[number],
                     course.train_losses[-1] if course.train_losses else None,
                     _end(course),
                 )
