@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -112,6 +113,16 @@ class Nodes:
         path = self.run / "metrics.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
+    def position(self) -> int:
+        """Updates done when the newest checkpoint was written; 0 without one."""
+        latest = self.run / "checkpoints" / "latest"
+        return int(latest.readlink().name.removeprefix("step-")) if latest.exists() else 0
+
+    def weights(self) -> str:
+        """Fingerprint of the last weights, bit for bit."""
+        newest = self.run / "checkpoints" / "latest" / "model.safetensors"
+        return hashlib.sha256(newest.read_bytes()).hexdigest()
+
     def staleness(self) -> dict[str, Any]:
         path = self.run / "staleness.json"
         found: dict[str, Any] = {"workers": []}
@@ -136,7 +147,9 @@ def make_nodes(tmp_path: Path) -> Iterator[MakeNodes]:
 
     def make(workers: int, servers: int = 1, **changes: object) -> Nodes:
         settings = {key.replace("__", "."): value for key, value in changes.items()}
-        made.append(Nodes(tmp_path, workers, servers, settings))
+        folder = tmp_path / f"nodes-{len(made)}"
+        folder.mkdir()
+        made.append(Nodes(folder, workers, servers, settings))
         return made[-1]
 
     yield make

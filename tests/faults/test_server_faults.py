@@ -103,6 +103,7 @@ def test_server_groups_learn_digits(make_nodes: MakeNodes) -> None:
     assert nodes.staleness()["mixes"] >= 2 * 8 * 23 // 4
 
 
+@pytest.mark.slow
 def test_a_worker_of_a_later_server_group_dies_and_the_group_goes_on(make_nodes: MakeNodes) -> None:
     nodes = make_nodes(3, 2, exchange__mode="async", exchange__server_groups=2, train__epochs=2)
     nodes.pace.write_text("0.1")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from paceline.exchange.base import Setting, Summing
+from paceline.exchange.base import Memory, Setting, Summing
 from paceline.exchange.buckets import Waitable
+from paceline.exchange.memory import errors_named, errors_of
 from paceline.exchange.network import Pending
 
 
@@ -22,6 +23,15 @@ class AllReduce(Summing):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._errors: dict[int, torch.Tensor] = {}
+
+    def start(self, update: int) -> int:
+        if update and self.setting.options.compression == "bf16":
+            assert self._buckets is not None
+            self._errors = errors_of(self.setting.saved(), self._buckets)
+        return update
+
+    def memory(self) -> Memory:
+        return errors_named(self._errors)
 
     def sum(self, flat: torch.Tensor, number: int) -> Waitable:
         if self.setting.options.compression == "bf16" and flat.dtype is torch.float32:

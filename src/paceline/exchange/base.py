@@ -8,7 +8,7 @@ global batch already, so that their sum is the gradient of the mean.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,6 +18,9 @@ from torch import nn
 from paceline.exchange.buckets import Buckets, Waitable
 from paceline.exchange.network import Network
 from paceline.schema import ExchangeSettings
+
+Memory = dict[str, torch.Tensor]
+"""What one node carries from update to update besides weights and the optimizer's state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +33,8 @@ class Setting:
     """Every node's share of the global batch."""
     overlap: bool = True
     """The gradients appear one by one while the leader itself computes (one rank per node)."""
+    saved: Callable[[], Memory] = dict
+    """What the checkpoint that training goes on from has of this node's `memory`."""
 
 
 class Exchange(ABC):
@@ -83,6 +88,10 @@ class Exchange(ABC):
     ) -> dict[str, dict[str, Any]] | None:
         """Where the exchange itself holds the optimizer's state: that, by parameter; else None."""
         return None
+
+    def memory(self) -> Memory:
+        """What the node's next update depends on besides; the same names and sizes on all nodes."""
+        return {}
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
         """Give back what is held outside the network."""

@@ -16,7 +16,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
 )
 
 from paceline.errors import UnsupportedError
-from paceline.exchange.base import Setting
+from paceline.exchange.base import Memory, Setting
+from paceline.exchange.memory import errors_named, errors_of
 from paceline.exchange.network import Network
 from paceline.exchange.turns import InTurn
 
@@ -49,6 +50,29 @@ class PowerSGD(InTurn):
             # A layer whose gradient is zero everywhere would be divided by its norm.
             orthogonalization_epsilon=1e-8,
         )
+
+    def start(self, update: int) -> int:
+        saved = self.setting.saved() if update else {}
+        if "updates" in saved and self._buckets is not None:
+            state: Any = self._state
+            state.error_dict = errors_of(saved, self._buckets)
+            # Without all of them training would begin anew: with whole gradients.
+            whole = int(saved["updates"]) < FULL_UPDATES
+            if whole or len(state.error_dict) == len(self._buckets.groups):
+                state.iter = int(saved["updates"])
+            for number in state.error_dict:
+                state.q_memory_dict[number] = saved[f"queries-{number}"].clone()
+                state.p_memory_dict[number] = torch.empty(int(saved[f"rows-{number}"]))
+        return update
+
+    def memory(self) -> Memory:
+        state: Any = self._state
+        found = errors_named(state.error_dict) | {"updates": torch.tensor(state.iter)}
+        for number in state.error_dict:
+            found[f"queries-{number}"] = state.q_memory_dict[number]
+            # What the other factor holds is computed anew at each update: its size is enough.
+            found[f"rows-{number}"] = torch.tensor(len(state.p_memory_dict[number]))
+        return found
 
     def carry_out(self, flat: torch.Tensor, number: int) -> None:
         assert self._buckets is not None

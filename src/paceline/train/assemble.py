@@ -10,13 +10,15 @@ from paceline import exchange
 from paceline.data.feed import Batch, Feed
 from paceline.data.sampler import GlobalSampler, apportion
 from paceline.errors import UnsupportedError
-from paceline.exchange.base import Exchange, Setting
+from paceline.exchange.base import Exchange, Memory, Setting
+from paceline.exchange.memory import ENTRY, gathered, of_node
 from paceline.exchange.network import Network
 from paceline.exchange.partition import Partition
 from paceline.local.base import Job, LocalStrategy, OptimizerState
 from paceline.local.board import Arena, Board
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, RankContext
+from paceline.train.checkpoint import Checkpoints
 from paceline.train.device import choose_device
 from paceline.train.mixing import check_copies
 from paceline.train.parts import Given, Parts
@@ -106,8 +108,18 @@ def make_exchange(task: Task) -> Exchange | None:
             ),
             shares=tuple(node.share for node in plan.nodes),
             overlap=plan.nodes[task.context.node].ranks == 1,
+            saved=lambda: _saved_memory(task),
         ),
     )
+
+
+def _saved_memory(task: Task) -> Memory:
+    """What the newest checkpoint has of this exchange; nothing if there were other nodes then."""
+    checkpoints = Checkpoints(task.run.checkpoints, task.config.train.keep)
+    newest = checkpoints.newest()
+    entries = {} if newest is None else checkpoints.load(newest)[2].get(ENTRY, {})
+    nodes = {key.partition("/")[0] for key in entries}
+    return of_node(entries, task.context.node) if len(nodes) == task.context.nodes else {}
 
 
 def make_partition(task: Task, parts: Parts) -> Partition | None:
@@ -185,4 +197,6 @@ def whole_optimizer_state(job: Job, strategy: LocalStrategy, *, first: bool) -> 
         held = job.exchange.optimizer_state(named)
         if held is not None:
             return held
-    return strategy.optimizer_state()
+    memory = {} if job.exchange is None else gathered(job.exchange)
+    state = strategy.optimizer_state()
+    return state | {ENTRY: memory} if memory else state
