@@ -50,7 +50,7 @@ def command(
     from paceline.experiments.estimate import estimate, predicted_factor
     from paceline.experiments.outcome import load_outcomes
     from paceline.experiments.page import write_experiment
-    from paceline.experiments.running import check, run_steps
+    from paceline.experiments.running import check, check_data, run_steps
     from paceline.experiments.spec import find_experiment, load_experiment
 
     if name == "list":
@@ -65,6 +65,7 @@ def command(
     if not look:
         check(experiment)
         steps = _chosen(experiment, only)
+        check_data(steps)
         there = [each for each in load_outcomes(experiment, out).all if each.step in steps]
         factor = None if quick or again else predicted_factor(there, out)
         words = estimate(there, again=again, predicted=factor).words

@@ -32,9 +32,10 @@ import tomli_w
 
 from paceline.config import config_from
 from paceline.config.environment import child_environment
-from paceline.errors import ConfigError, RunDirectoryError, UserError
+from paceline.data import names as data_names
+from paceline.errors import ConfigError, DataError, RunDirectoryError, UserError
 from paceline.experiments.outcome import Outcome, load_outcome, read_object
-from paceline.experiments.spec import Experiment, Step
+from paceline.experiments.spec import Experiment, Step, at_hand
 from paceline.lab.spec import LabSpec
 from paceline.schema import write_json
 
@@ -98,6 +99,17 @@ def check(experiment: Experiment) -> None:
                 LabSpec.from_tables(lab_tables(step))
         except ConfigError as error:
             raise ConfigError(f"step {step.name!r} of {experiment.name}: {error}") from None
+
+
+def check_data(steps: Sequence[Step]) -> None:
+    """Refuse to begin where a data set that comes by a name is not here: every step would fail."""
+    for step in steps:
+        name = str(step.settings.get("workload.data", ""))
+        if name in data_names() and not at_hand(name, step.settings):
+            raise DataError(
+                f"step {step.name!r} needs the data set {name!r}, which is not here: get it with"
+                f" `paceline data get {name}`, or point PACELINE_DATA to the folder that holds it"
+            )
 
 
 def run_steps(

@@ -220,7 +220,7 @@ def _whole(step: Step, file: _File, quick: bool) -> Step:
     if quick:
         settings = _over(_over(settings, flat(file.quick)), flat(step.quick_settings))
     data = str(settings.get("workload.data", ""))
-    if data in file.otherwise and not _at_hand(data, settings):
+    if data in file.otherwise and not at_hand(data, settings):
         settings = _over(settings, flat(file.otherwise[data]))
     return dataclasses.replace(
         step,
@@ -230,7 +230,7 @@ def _whole(step: Step, file: _File, quick: bool) -> Step:
     )
 
 
-def _at_hand(data: str, settings: Mapping[str, Any]) -> bool:
+def at_hand(data: str, settings: Mapping[str, Any]) -> bool:
     """Whether the files of a data set are where the steps will look for them."""
     root = settings.get("data.root") or data_root()
     return is_here(DataRequest(name=data, root=str(root) if root else None))

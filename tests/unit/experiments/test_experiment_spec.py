@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, DataError
 from paceline.experiments.estimate import estimate, predicted_factor
 from paceline.experiments.outcome import Outcome
-from paceline.experiments.running import check, lab_tables
+from paceline.experiments.running import check, check_data, lab_tables
 from paceline.experiments.spec import (
     Experiment,
     Step,
@@ -130,6 +130,13 @@ def test_wrong_settings_are_found_before_anything_runs(tmp_path: Path) -> None:
     experiment = load(tmp_path, '[[step]]\nname = "a"\nhosts = [0.0]')
     with pytest.raises(ConfigError, match="cores"):
         check(experiment)
+
+
+def test_data_that_is_not_here_is_said_first(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"workload.data": "mnist", "data.root": str(tmp_path)}
+    with pytest.raises(DataError, match="paceline data get mnist"):
+        check_data([Step(name="a", settings=settings)])
+    check_data([Step(name="a", settings={"workload.data": "digits"}), Step(name="b")])
 
 
 def test_hosts_become_a_lab() -> None:
