@@ -106,8 +106,8 @@ def speeds(study: Study) -> Table:
                     workers,
                     *(each.speed if each is not None else None for each in (ring, server, ddp)),
                     *(study.speedup(each) if each is not None else None for each in found),
-                    "near linear" if workers > 1 else None,
-                    "levels off" if workers > 1 else None,
+                    str(study.published["ring"]) if workers > 1 else None,
+                    str(study.published["server"]) if workers > 1 else None,
                     *(each.cpu if each is not None else None for each in (ring, server, ddp)),
                     server_cpu,
                 )
