@@ -9,40 +9,34 @@ last checkpoint. So an experiment can be ended in any way at any time and be sta
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import fcntl
 import json
 import os
 import platform
 import shlex
 import shutil
-import signal
 import string
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import tomli_w
 
 from paceline.config import config_from
 from paceline.config.environment import child_environment
 from paceline.data import names as data_names
-from paceline.errors import ConfigError, DataError, RunDirectoryError, UserError
+from paceline.errors import ConfigError, DataError
 from paceline.experiments.outcome import Outcome, load_outcome, read_object
+from paceline.experiments.process import execute, locked, step_lock
 from paceline.experiments.spec import Experiment, Step, at_hand
 from paceline.lab.spec import LabSpec
 from paceline.schema import write_json
 
-GRACE_SECONDS = 30.0
-"""How long a step that is to end may take to save and clear up."""
 PEERS = ("benchmarks", "peers")
-_PR_SET_PDEATHSIG = 1
 PACELINE = (sys.executable, "-m", "paceline")
 
 
@@ -82,6 +76,11 @@ class Work:
         return self.folder / "output.txt"
 
     @property
+    def printed(self) -> Path:
+        """What a command wrote to its standard output, apart from what else it said."""
+        return self.folder / "printed.txt"
+
+    @property
     def record(self) -> Path:
         return self.folder / "step.json"
 
@@ -117,7 +116,7 @@ def run_steps(
 ) -> list[Outcome]:
     """Run those that have not been run, one after another; a failed one does not stop the rest."""
     outcomes = []
-    with _locked(out):
+    with locked(out):
         for number, step in enumerate(steps, start=1):
             work = Work(step=step, out=out)
             before = load_outcome(step, work.folder)
@@ -137,7 +136,7 @@ def run_step(work: Work, *, again: bool = False) -> Outcome:
     """Run one step to its end and write down how it went."""
     step = work.step
     work.folder.mkdir(parents=True, exist_ok=True)
-    with _step_lock(work) as lock:
+    with step_lock(work.folder) as lock:
         resuming = not again and can_resume(work)
         if not resuming:
             _clear(work)
@@ -146,7 +145,14 @@ def run_step(work: Work, *, again: bool = False) -> Outcome:
         work.folder.joinpath("command.txt").write_text(shown(command) + "\n")
         write_json(work.begun, {"fingerprint": step.fingerprint, "resumed": resuming})
         start = time.monotonic()
-        code = _execute(command, work, lock, limit=step.limit)
+        code = execute(
+            command,
+            output=work.output,
+            printed=work.printed if step.kind == "command" else None,
+            keep=lock,
+            limit=step.limit,
+            environment=_environment(step),
+        )
         seconds = time.monotonic() - start
         if step.kind == "command":
             _keep_printed(work)
@@ -261,7 +267,7 @@ def _clear(work: Work) -> None:
 
 def _keep_printed(work: Work) -> None:
     """The JSON that a command printed, apart from what else it said."""
-    text = work.folder.joinpath("printed.txt").read_text(errors="replace")
+    text = work.printed.read_text(errors="replace")
     starts = [0, *(place + 1 for place, letter in enumerate(text) if letter == "\n")]
     for start in starts:
         if text[start : start + 1] in ("{", "["):
@@ -307,33 +313,6 @@ def machine_words() -> str:
     return ", ".join(word for word in words if word)
 
 
-def _execute(command: Sequence[str], work: Work, lock: int, *, limit: float) -> int:
-    """Run a command to its end, or to its limit; whatever ends us ends it, too."""
-    with contextlib.ExitStack() as stack:
-        output: IO[bytes] = stack.enter_context(work.output.open("ab"))
-        printed: IO[bytes] = output
-        if work.step.kind == "command":
-            printed = stack.enter_context(work.folder.joinpath("printed.txt").open("wb"))
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=printed,
-            stderr=output,
-            start_new_session=True,
-            pass_fds=(lock,),
-            env=_environment(work.step),
-            preexec_fn=_end_with_parent,
-        )
-        try:
-            return process.wait(limit or None)
-        except subprocess.TimeoutExpired:
-            _stop(process, signal.SIGTERM)
-            return process.returncode
-        except BaseException:
-            _stop(process, signal.SIGINT)
-            raise
-
-
 def _environment(step: Step) -> dict[str, str] | None:
     """Ours; a peer's module is found in the source tree."""
     if step.kind != "peer":
@@ -343,60 +322,3 @@ def _environment(step: Step) -> dict[str, str] | None:
         return None
     paths = [str(root), child_environment({}).get("PYTHONPATH", "")]
     return child_environment({"PYTHONPATH": os.pathsep.join(path for path in paths if path)})
-
-
-def _end_with_parent() -> None:
-    """A step must not go on when the experiment was killed, however hard."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-
-
-def _stop(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    process.send_signal(number)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(GRACE_SECONDS)
-        return
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-@contextlib.contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """Keep a second run of the same experiment out of its folder."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(out / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise UserError(f"{out} cannot be written ({error.strerror}): give another --out") from None
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise RunDirectoryError(
-                f"{out} is in use by another experiment: wait for it or give another --out"
-            ) from None
-        yield
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _step_lock(work: Work) -> Iterator[int]:
-    """A lock that the step's own process holds, too: one that outlived us is waited for."""
-    descriptor = os.open(work.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        patience = time.monotonic() + 2 * GRACE_SECONDS
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() > patience:
-                    raise RunDirectoryError(
-                        f"{work.folder} is still in use by a process of an earlier try: end it"
-                    ) from None
-                time.sleep(0.2)
-        yield descriptor
-    finally:
-        os.close(descriptor)
