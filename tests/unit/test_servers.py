@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError, UnsupportedError
+from paceline.exchange.buckets import bounds
 from paceline.exchange.copies import Copy, Word, Words, take_copy
 from paceline.exchange.groups import check_groups, group_of, server_group, server_groups
 from paceline.exchange.members import Member, Round, must_wait
 from paceline.exchange.shard import Shard, whole_state
-from paceline.exchange.shards import shard_bounds, slices
+from paceline.exchange.shards import cut, shard_bounds, slices
 from paceline.exchange.staleness import Staleness
 from paceline.exchange.wire import Answer, Link, Request
 from paceline.schema import ExchangeSettings, NodePlan, Plan
@@ -37,6 +38,21 @@ def test_slices_of_all_shards_are_every_parameter_once() -> None:
     for number, size in enumerate(sizes):
         covered = [i for s in found if s.parameter == number for i in range(s.start, s.end)]
         assert covered == list(range(size))
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_buckets_bring_every_element_of_every_shard_once(servers: int) -> None:
+    """As a worker cuts the gradient, and as servers expect its pieces: the same, in one order."""
+    named = [(f"w{n}", torch.zeros(size)) for n, size in enumerate((7, 100, 1, 300, 16))]
+    spans = bounds([tensor for _, tensor in named], 4 * 64)
+    assert sorted(i for first, last in spans for i in range(first, last)) == list(range(424))
+    assert spans[0][1] == 424  # the last weight, whose gradient is there first
+    for number, (start, end) in enumerate(shard_bounds(424, servers)):
+        shard = Shard(named, torch.optim.SGD, number=number, servers=servers, bucket_bytes=4 * 64)
+        sent = [(first - start, last - start) for first, last in cut(spans, start, end)]
+        assert shard.pieces == sent
+        covered = sorted(i for first, last in sent for i in range(first, last))
+        assert covered == list(range(end - start))
 
 
 def test_shards_update_like_one_optimizer_and_give_its_state() -> None:

@@ -158,7 +158,8 @@ class Answering:
     def _push(self, member: Member, link: Link, request: Request) -> None:
         if member.gradient is None:
             member.gradient = torch.empty_like(self.shard.weights)
-        link.receive(member.gradient)
+        for first, last in self.shard.pieces:
+            link.receive(member.gradient[first:last])
         with self._turn:
             self._tell(request)
             if not (self.synchronous and request.update < self.version):  # not overtaken

@@ -78,6 +78,10 @@ class Bucket:
                     memory_view(ordered, weight).copy_(part)
                     weight.grad = ordered
             at += weight.numel()
+        self.release()
+
+    def release(self) -> None:
+        """Be ready for the next update."""
         self.flat, self.pending, self.missing = None, None, len(self.weights)
 
 
@@ -91,8 +95,10 @@ class Buckets:
         *,
         capacity: int,
         overlap: bool = True,
+        returns: bool = True,
     ) -> None:
-        self._start = start
+        """`returns`: what `start` leaves in the vectors goes back into the gradients."""
+        self._start, self._returns = start, returns
         self._buckets = [Bucket(members) for members in divide(weights, capacity)]
         self._next = 0
         if overlap:
@@ -128,8 +134,26 @@ class Buckets:
         for bucket in self._buckets:
             assert bucket.pending is not None
             bucket.pending.wait()
-            bucket.unpack()
+            if self._returns:
+                bucket.unpack()
+            else:
+                bucket.release()
         self._next = 0
+
+
+def bounds(weights: Sequence[torch.Tensor], capacity: int) -> list[tuple[int, int]]:
+    """Where every bucket lies among all weights laid end to end, in the order in which they leave.
+
+    >>> bounds([torch.empty(2), torch.empty(8), torch.empty(6)], 40)
+    [(10, 16), (0, 10)]
+    """
+    end = sum(weight.numel() for weight in weights)
+    found = []
+    for group in divide(weights, capacity):
+        start = end - sum(weight.numel() for weight in group)
+        found.append((start, end))
+        end = start
+    return found
 
 
 def divide(weights: Sequence[torch.Tensor], capacity: int) -> list[list[torch.Tensor]]:

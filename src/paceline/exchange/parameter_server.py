@@ -9,15 +9,19 @@ import torch
 
 from paceline.errors import UnsupportedError
 from paceline.exchange.base import Exchange, Setting
+from paceline.exchange.buckets import Buckets, bounds
 from paceline.exchange.served import Served
 from paceline.exchange.shard import whole_state
 from paceline.exchange.shards import shard_bounds
+from paceline.exchange.turns import InTurn
 from paceline.exchange.wire import Kind, Request
 from paceline.local.shared import memory_view
 
 
-class ParameterServer(Exchange):
+class ParameterServer(InTurn):
     """A worker's part: its gradient goes to the servers, which answer with weights.
+
+    The gradient leaves in buckets while the backward pass still runs.
 
     Gradients are weighted with their samples over the global batch, in every mode. The
     asynchronous pushes of all workers for one global batch so add up to the one update of
@@ -38,17 +42,40 @@ class ParameterServer(Exchange):
         options = setting.options
         self._every = options.every if options.mode == "async" else 1
         self._request = Request(kind=Kind.PUSH)
-        self._pushed = True
         self._accrued = 0
         self._samples = 0
 
     def attach(self, weights: Sequence[torch.Tensor]) -> None:
-        super().attach(weights)
+        Exchange.attach(self, weights)
         elements = sum(weight.numel() for weight in weights)
         self._gradient, self._flat = torch.zeros(elements), torch.empty(elements)
-        bounds = shard_bounds(elements, len(self.served.servers))
-        self._gradients = [self._gradient[start:end] for start, end in bounds]
-        self._parts = [self._flat[start:end] for start, end in bounds]
+        options = self.setting.options
+        capacity = int(options.bucket_mb * 2**20)
+        self._bounds = bounds(self._weights, capacity)
+        shards = shard_bounds(elements, len(self.served.servers))
+        self._parts = [self._flat[start:end] for start, end in shards]
+        if self._every == 1:  # else gradients are added up first
+            self._buckets = Buckets(
+                self._weights,
+                self.sum,
+                capacity=capacity,
+                overlap=self.setting.overlap and options.overlap,
+                returns=False,
+            )
+
+    def carry_out(self, flat: torch.Tensor, number: int) -> None:
+        """Send a bucket; in memory it has its last weight first, servers have the first one."""
+        assert self._buckets is not None
+        first, at = self._bounds[number][1], 0
+        for weight in self._buckets.groups[number]:
+            first -= weight.numel()
+            part = flat[at : at + weight.numel()]
+            self._gradient[first : first + weight.numel()].copy_(part)
+            at += weight.numel()
+        with self.served.uncounted():  # its time is counted where training waits for it
+            if number == 0:
+                self.served.begin_push(self._request)
+            self.served.push(self._gradient, *self._bounds[number])
 
     @torch.no_grad()
     def start(self, update: int) -> int:
@@ -66,6 +93,17 @@ class ParameterServer(Exchange):
 
     @torch.no_grad()
     def finish(self) -> bool:
+        if self._buckets is not None:
+            self._buckets.finish()
+            self._end_push()
+            return False
+        self._add_up()
+        if self._accrued < self._every:
+            return True  # until the next push the node follows its own gradients
+        self._push()
+        return False
+
+    def _add_up(self) -> None:
         at = 0
         for weight in self._weights:
             place = self._gradient[at : at + weight.numel()]
@@ -79,13 +117,15 @@ class ParameterServer(Exchange):
             else:
                 place.copy_(gradient)
         self._accrued += 1
-        if self._accrued < self._every:
-            return True  # until the next push the node follows its own gradients
-        self._push()
-        return False
 
     def _push(self) -> None:
-        self.served.push(self._request, self._gradients, self._parts)
+        self.served.begin_push(self._request)
+        for first, last in self._bounds:
+            self.served.push(self._gradient, first, last)
+        self._end_push()
+
+    def _end_push(self) -> None:
+        self.served.end_push(self._parts)
         self._accrued = self._samples = 0
         self._unpack()
 

@@ -14,6 +14,7 @@ from paceline.errors import WorkerError
 from paceline.exchange.groups import server_group, server_groups
 from paceline.exchange.meeting import Meeting
 from paceline.exchange.network import Network, Traffic
+from paceline.exchange.shards import cut, shard_bounds
 from paceline.exchange.wire import Answer, Kind, Link, LostError, Request
 from paceline.schema import ExchangeSettings, Plan, RankContext
 
@@ -73,16 +74,20 @@ class Served(Network):
                     self._busy.release()
 
     @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except LostError as lost:
+            raise WorkerError(
+                f"worker {self.rank} on {self.hosts[self.rank]} lost a server"
+                f" ({', '.join(self.hosts[server] for server in self.servers)}) in {what} of"
+                f" {self.place}: go on from the last checkpoint with --resume ({lost})"
+            ) from lost
+
+    @contextmanager
     def _asking(self, what: str) -> Iterator[None]:
-        with self._busy:
-            try:
-                yield
-            except LostError as lost:
-                raise WorkerError(
-                    f"worker {self.rank} on {self.hosts[self.rank]} lost a server"
-                    f" ({', '.join(self.hosts[server] for server in self.servers)}) in {what} of"
-                    f" {self.place}: go on from the last checkpoint with --resume ({lost})"
-                ) from lost
+        with self._busy, self._explained(what):
+            yield
 
     def _heard(self, answer: Answer) -> None:
         """Remember what the first server says in passing."""
@@ -114,13 +119,36 @@ class Served(Network):
                     update = answer.version
         return update
 
-    def push(self, request: Request, gradient: Vectors, weights: Vectors) -> None:
-        """Give every server its part of the gradient; the answer is its weights."""
-        with self._asking("a push"):
-            for number, (link, part) in enumerate(zip(self.links, gradient, strict=True)):
+    def begin_push(self, request: Request) -> None:
+        """Announce a gradient to every server; nothing else may be asked until it has been sent."""
+        self._busy.acquire()
+        with self._explained("a push"):
+            for number, link in enumerate(self.links):
                 link.ask(replace(request, **self._telling(number)))
-                link.send(part)
-            self._receive(weights)
+
+    def push(self, gradient: torch.Tensor, first: int, last: int) -> None:
+        """Give servers their parts of the gradient's elements from `first` to `last`."""
+        with self._explained("a push"):
+            for link, (start, end) in zip(
+                self.links, shard_bounds(len(gradient), len(self.links)), strict=True
+            ):
+                for left, right in cut([(first, last)], start, end):
+                    link.send(gradient[left:right])
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Count bytes but no time: a thread beside the training sends."""
+        before = (self.traffic.seconds, self.traffic.waited)
+        yield
+        self.traffic.seconds, self.traffic.waited = before
+
+    def end_push(self, weights: Vectors) -> None:
+        """The servers' answer to the whole gradient: their weights."""
+        try:
+            with self._explained("a push"):
+                self._receive(weights)
+        finally:
+            self._busy.release()
 
     def pull(self, weights: Vectors) -> None:
         """The newest weights of every server."""

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from paceline.errors import UnsupportedError
-from paceline.exchange.shards import shard_bounds, slices
+from paceline.exchange.buckets import bounds
+from paceline.exchange.shards import cut, shard_bounds, slices
 from paceline.local.base import OptimizerFactory, OptimizerState, clip_gradients, scale_rate
 from paceline.local.shared import memory_view
 
@@ -30,7 +31,9 @@ class Shard:
         number: int,
         servers: int,
         clip_norm: float | None = None,
+        bucket_bytes: int | None = None,
     ) -> None:
+        """`bucket_bytes`: workers send the gradient in buckets of this size; None: in one piece."""
         self._clip_norm = clip_norm
         for name, parameter in named:
             if parameter.dtype is not torch.float32:
@@ -42,6 +45,11 @@ class Shard:
         start, end = shard_bounds(sum(sizes), servers)[number]
         self._named, self.slices = list(named), slices(sizes, start, end)
         self.weights = torch.empty(end - start)
+        whole = [(0, sum(sizes))]
+        if bucket_bytes is not None:
+            whole = bounds([parameter for _, parameter in named], bucket_bytes)
+        self.pieces = [(first - start, last - start) for first, last in cut(whole, start, end)]
+        """Parts of the shard, in the order in which its gradient comes."""
         self._parts: list[torch.Tensor] = []
         at = 0
         for piece in self.slices:

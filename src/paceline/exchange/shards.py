@@ -49,3 +49,13 @@ def slices(sizes: Sequence[int], start: int, end: int) -> list[Slice]:
             found.append(Slice(number, first - at, last - at))
         at += size
     return found
+
+
+def cut(spans: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+    """What of each span lies between two elements, in their order; nothing is left out.
+
+    >>> cut([(10, 16), (0, 10)], 4, 12)
+    [(10, 12), (4, 10)]
+    """
+    found = [(max(first, start), min(last, end)) for first, last in spans]
+    return [(first, last) for first, last in found if first < last]

@@ -77,6 +77,7 @@ def serve(task: Task) -> int:
             number=place.number,
             servers=len(place.group.servers),
             clip_norm=config.optimizer.clip_norm,
+            bucket_bytes=int((plan.bucket_mb or config.exchange.bucket_mb) * 2**20),
         )
         shard.load(state)
     finally:
