@@ -3,7 +3,8 @@
 A step's folder, OUT/steps/NAME, has what it was given (config.toml, lab.toml, command.txt), what it
 said (output.txt), what it left (run/ or result.json) and, once it has ended, step.json. A step
 whose step.json fits its definition is not run again; a training that was cut off goes on from its
-last checkpoint. So an experiment can be ended in any way at any time and be started again.
+last checkpoint, unless it was in a lab. So an experiment can be ended in any way at any time and
+be started again.
 """
 
 from __future__ import annotations
@@ -174,11 +175,15 @@ def run_step(work: Work, *, again: bool = False) -> Outcome:
 
 
 def can_resume(work: Work) -> bool:
-    """Whether a training was cut off after its first checkpoint, and is still the same one."""
+    """Whether a training was cut off after its first checkpoint, and is still the same one.
+
+    One on lab hosts is there to be timed: it starts anew, since its second half alone, with the
+    start-up before it, would not be what was asked for.
+    """
     same = read_object(work.begun).get("fingerprint") == work.step.fingerprint
     ended = work.record.exists()
     saved = (work.run / "checkpoints" / "latest").exists()
-    return work.step.kind == "train" and same and saved and not ended and not work.step.faults
+    return work.step.kind == "train" and same and saved and not ended and not work.step.hosts
 
 
 def command_of(work: Work, *, resuming: bool = False) -> list[str]:

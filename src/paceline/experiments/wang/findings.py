@@ -30,7 +30,7 @@ def _notes(outcomes: Outcomes) -> tuple[str, ...]:
     shares = sorted({each.step.cores / _processes(each.step.facts) for each in timed})
     share = ", ".join(f"{each:g}" for each in shares)
     short = (
-        "Short form: three of the nine rows, and trainings of 2 epochs over 20,480 images, whose"
+        "Short form: three of the nine rows, and trainings of 2 epochs over 12,288 images, whose"
         " accuracy says little about that of 5 epochs over 60,000.",
     )
     return (
