@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -120,31 +121,28 @@ def allreduce_bytes(size: float, nodes: int) -> float:
 def fitted(start: Wire, curve: AllReduceCurve, level: Level = "median") -> Wire:
     """The wire whose all-reduce comes nearest to a measured curve.
 
-    The measured time is t(n) = A + n s. Both are fitted by least squares of the relative
-    error, over sums weighted with 1/t^2 (small sizes count as much as large ones):
+    The measured time is t(n) = A + n s:
 
-        s = slope,  B = 2 (N-1)/N / s      A = intercept,  o = (A - 2 a) / (2 (N-1))
+        s = slope of least squares, which large sizes decide     B = 2 (N-1)/N / s
+        A = median over all sizes of t(n) - n s, at least 0      o = (A - 2 a) / (2 (N-1))
 
-    A negative intercept is noise and becomes 0; latencies stay as they were measured.
-    What computing and sums do to each other is taken from the curve too; see `hindrance`.
+    Small sums are disturbed most (a millisecond is long for them), so they have no say in
+    the rate, and only the middle one in A. Latencies stay as they were measured. What
+    computing and sums do to each other is taken from the curve too; see `hindrance`.
     """
     nodes = len(curve.hosts)
     times: dict[Level, Level] = {"low": "high", "high": "low", "median": "median"}
     points = [(p.bytes, p.seconds.at(times[level])) for p in curve.points if p.seconds.median > 0]
     if nodes < 2 or len(points) < 2:
         return start
-    weights = [1 / time**2 for _, time in points]
-    total = math.fsum(weights)
-    mean_size = math.fsum(w * n for w, (n, _) in zip(weights, points, strict=True)) / total
-    mean_time = math.fsum(w * t for w, (_, t) in zip(weights, points, strict=True)) / total
-    above = math.fsum(
-        w * (n - mean_size) * (t - mean_time) for w, (n, t) in zip(weights, points, strict=True)
-    )
-    below = math.fsum(w * (n - mean_size) ** 2 for w, (n, _) in zip(weights, points, strict=True))
+    mean_size = math.fsum(size for size, _ in points) / len(points)
+    mean_time = math.fsum(time for _, time in points) / len(points)
+    above = math.fsum((n - mean_size) * (t - mean_time) for n, t in points)
+    below = math.fsum((n - mean_size) ** 2 for n, _ in points)
     if below <= 0 or above <= 0:
         return start
     slope = above / below
-    intercept = max(0.0, mean_time - slope * mean_size)
+    intercept = max(0.0, statistics.median(t - slope * n for n, t in points))
     rate = 2 * (nodes - 1) / nodes / slope
     return replace(
         start,
