@@ -120,8 +120,8 @@ def test_wang_traffic_is_that_of_the_busiest_host(tmp_path: Path) -> None:
     outcomes = study(
         tmp_path,
         {
-            "time-study-2x1": timed(0.6, sent=(160e6, 16e6)),
-            "time-paceline-2x1": timed(0.5, sent=(32e6, 48e6)),
+            "time-study-2x2": timed(0.6, sent=(160e6, 16e6)),
+            "time-paceline-2x2": timed(0.5, sent=(32e6, 48e6)),
         },
     )
     state, because = verdict(outcomes, "All-reduce")
