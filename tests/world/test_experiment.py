@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -175,3 +177,28 @@ def test_lab_hosts_leave_their_counters(tmp_path: Path, run_cli: RunCli) -> None
     assert set(hosts) == {"a", "b"}
     assert hosts["a"]["bytes_sent"] >= 0
     assert hosts["a"]["cpu_seconds"] > 0
+
+
+@pytest.mark.slow
+def test_stock_ddp_trains_a_configuration(tmp_path: Path) -> None:
+    config, result = tmp_path / "config.toml", tmp_path / "result.json"
+    config.write_text(
+        '[workload]\nmodel = "shallow_cnn"\ndata = "digits"\nbatch_per_worker = 64\n'
+        "[optimizer]\nreference_batch = 64\n[train]\nepochs = 2\n[local]\nthreads = 1\n"
+    )
+    words = ["-m", "benchmarks.peers.ddp", str(config), "--result", str(result)]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, *words, "--processes", "2"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(result.read_text())
+    assert (found["processes"], found["threads"], found["batch_size"]) == (2, 1, 128)
+    assert [line["updates"] for line in found["epochs"]] == [12, 12]  # 719 samples for each process
+    assert found["test_accuracy"] > 0.3
+    assert found["images_per_second"] > 0
+    assert found["bytes_sent"] == 0  # no host but this one

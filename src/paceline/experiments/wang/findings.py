@@ -37,8 +37,8 @@ def _notes(outcomes: Outcomes) -> tuple[str, ...]:
         *(short if outcomes.experiment.quick else ()),
         f"Nodes are emulated hosts on this one machine. Every process has a quota of {share} core"
         " in every row, so that rows compare like with like, and the quotas of a row sum to at most"
-        " 2 cores. The study's processes had whole cores of other machines: its seconds stand"
-        " beside ours for the shape of the curves, not for their height.",
+        " 2 cores. The study's ran on the nodes of a cluster: its seconds stand beside ours for the"
+        " shape of the curves, not for their height.",
         "Times: two short epochs of 8 updates, of which the second counts. Epoch = seconds per"
         " update x updates of 60,000 images; total = reading + 5 such epochs. Neither start-up"
         " nor evaluation is in it.",
@@ -69,14 +69,14 @@ def _summary(found: Sequence[Row]) -> Section:
         ("loss", _test_loss, ".4f"),
         ("accuracy", _accuracy_percent, ".2f"),
     )
-    columns, formats = ["nodes x processes"], [""]
+    columns, formats = ["nodes x processes", "cores here"], ["", ".2f"]
     for name, _, spec in parts:
         unit = {"loss": "test loss", "accuracy": "accuracy %"}.get(name, f"{name} s")
         columns += [f"{unit}, study", "here"]
         formats += [_digits(name), spec]
     lines: list[tuple[Cell, ...]] = []
     for row in found:
-        cells: list[Cell] = [row.name]
+        cells: list[Cell] = [row.name, row.cores]
         for name, value, _ in parts:
             cells += [row.published[name], value(row, "paceline")]
         lines.append(tuple(cells))

@@ -40,6 +40,12 @@ class Row:
         return self.nodes * self.processes
 
     @property
+    def cores(self) -> float | None:
+        """Quotas of its hosts together; nothing where --quick leaves the row out."""
+        found = self.outcomes.where(what="time", nodes=self.nodes, processes=self.processes)
+        return found[0].step.cores if found else None
+
+    @property
     def updates_per_epoch(self) -> int:
         return math.ceil(IMAGES / (BATCH * self.all))
 
