@@ -120,6 +120,7 @@ def test_speedups_stand_beside_the_study(experiment: Experiment, tmp_path: Path)
     assert row[1:4] == (5.76, None, 15.57)
     assert row[4] == pytest.approx(1.9, rel=0.03)
     assert found.sections[0].tables[1].rows[-1] == ("GPUs, Horovod", 1.91, 1.57)
+    assert "0.89 of a core for AlexNet" in found.notes[-1]  # as the written samples say
     claims = claims_of(experiment, tmp_path)
     assert claims["Several processes are fa"].verdict == "holds"
     assert claims["On a CPU, model parallel"].verdict == "holds"

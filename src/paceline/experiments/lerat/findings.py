@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.experiments.lerat.resources import network_figure, resources_section
+from paceline.experiments.lerat.resources import core_time, network_figure, resources_section
 from paceline.experiments.lerat.speeds import (
     GPU_SETUPS,
     MODELS,
@@ -20,6 +20,9 @@ from paceline.experiments.lerat.verdicts import claims
 from paceline.experiments.outcome import Findings, Outcomes
 from paceline.report.figure import Axis, Cell, Figure, Section, Series, Table
 from paceline.report.load import strategy_name
+
+QUIET = 0.9
+"""Part of a core that one thread gets on a machine that does nothing else."""
 
 
 def findings(outcomes: Outcomes) -> Findings:
@@ -57,7 +60,22 @@ def _notes(outcomes: Outcomes) -> tuple[str, ...]:
         "Two hosts are emulated: each sees 2 cores and may use the time of one, joined by"
         " 1 Gbit/s (the study had 10). Both together may use 2 cores, as the local set-ups do.",
         "GPU columns of the study cannot be measured: no GPU is here.",
+        *_doubts(outcomes),
     )
+
+
+def _doubts(outcomes: Outcomes) -> list[str]:
+    """Said where the machine was not ours alone."""
+    found = {MODELS[work]: core_time(outcomes, work) for work in WORKS}
+    low = [f"{part:.2f} of a core for {model}" for model, part in found.items()
+           if part is not None and part < QUIET]  # fmt: skip
+    if not low:
+        return []
+    return [
+        "Doubtful times: other programs used this machine. The run on one core got"
+        f" {', '.join(low)}"
+        " while it made updates. Run it again (--again) on a quiet machine."
+    ]
 
 
 def _speedup_section(outcomes: Outcomes) -> Section:

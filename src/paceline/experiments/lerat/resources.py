@@ -81,6 +81,15 @@ def watch(outcomes: Outcomes, work: str) -> list[Watched]:
     return found
 
 
+def core_time(outcomes: Outcomes, work: str) -> float | None:
+    """Part of a core that the run on one core got; well below 1 where others used the machine."""
+    for each in watch(outcomes, work):
+        if each.setup.key == "baseline":
+            values = [s.cpu for session in each.sessions for s in each.samples(session)]
+            return statistics.fmean(values) if values else None
+    return None
+
+
 def resources_section(outcomes: Outcomes, work: str, model: str) -> Section | None:
     """The study's figures over time, and a table of means."""
     watched = watch(outcomes, work)
