@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sys
 from fnmatch import fnmatch
@@ -72,7 +73,7 @@ def command(
         say(f"{experiment.title}: {words}; results in {out}")
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _leave)
-        run_steps(steps, out, again=again, say=say)
+        run_steps(steps, out, again=again, say=say, show=_show)
     outcomes = load_outcomes(experiment, out)
     written = write_experiment(outcomes, out)
     if as_json:
@@ -120,6 +121,13 @@ def _list(as_json: bool) -> None:
         for form, prefix in (("full", ""), ("--quick", "quick_")):
             taken = duration(row[f"{prefix}seconds"])
             click.echo(f"    {form}: {row[f'{prefix}steps']} steps, about {taken} on 2 cores")
+
+
+def _show(text: str) -> None:
+    """One line that is written over again and again, on a terminal only."""
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns - 5
+        click.echo(f"\r\x1b[K{'    ' if text else ''}{text[:width]}", err=True, nl=False)
 
 
 def _leave(number: int, _: FrameType | None) -> NoReturn:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +19,7 @@ from paceline.errors import RunDirectoryError, UserError
 
 GRACE_SECONDS = 30.0
 """How long a step that is to end may take to save and clear up."""
+TICK_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -29,11 +31,12 @@ def execute(
     keep: int,
     limit: float,
     environment: Mapping[str, str] | None,
+    tick: Callable[[], None] = lambda: None,
 ) -> int:
     """Run a command to its end, or to its limit; whatever ends us ends it, too.
 
     What it says is added to `output`, its standard output goes to `printed` where that is given;
-    the descriptor `keep` stays open in it.
+    the descriptor `keep` stays open in it; `tick` is called about once a second.
     """
     with contextlib.ExitStack() as stack:
         said: IO[bytes] = stack.enter_context(output.open("ab"))
@@ -47,9 +50,12 @@ def execute(
             env=environment,
             preexec_fn=_end_with_parent,
         )
+        end = time.monotonic() + limit if limit else math.inf
         try:
-            return process.wait(limit or None)
-        except subprocess.TimeoutExpired:
+            while time.monotonic() < end:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return process.wait(min(TICK_SECONDS, end - time.monotonic()))
+                tick()
             _stop(process, signal.SIGTERM)
             return process.returncode
         except BaseException:

@@ -113,9 +113,17 @@ def check_data(steps: Sequence[Step]) -> None:
 
 
 def run_steps(
-    steps: Sequence[Step], out: Path, *, again: bool = False, say: Callable[[str], None] = print
+    steps: Sequence[Step],
+    out: Path,
+    *,
+    again: bool = False,
+    say: Callable[[str], None] = print,
+    show: Callable[[str], None] = lambda text: None,
 ) -> list[Outcome]:
-    """Run those that have not been run, one after another; a failed one does not stop the rest."""
+    """Run those that have not been run, one after another; a failed one does not stop the rest.
+
+    `show` gets what the running step said last, about once a second.
+    """
     outcomes = []
     with locked(out):
         for number, step in enumerate(steps, start=1):
@@ -127,13 +135,16 @@ def run_steps(
                 outcomes.append(before)
                 continue
             say(f"{head}: {shown(command_of(work))}")
-            outcome = run_step(work, again=again)
+            outcome = run_step(work, again=again, show=show)
+            show("")
             say(f"    {outcome.failed or 'done'}, {outcome.seconds:.0f} s")
             outcomes.append(outcome)
     return outcomes
 
 
-def run_step(work: Work, *, again: bool = False) -> Outcome:
+def run_step(
+    work: Work, *, again: bool = False, show: Callable[[str], None] = lambda text: None
+) -> Outcome:
     """Run one step to its end and write down how it went."""
     step = work.step
     work.folder.mkdir(parents=True, exist_ok=True)
@@ -153,6 +164,7 @@ def run_step(work: Work, *, again: bool = False) -> Outcome:
             keep=lock,
             limit=step.limit,
             environment=_environment(step),
+            tick=lambda: show(last_line(work.output)),
         )
         seconds = time.monotonic() - start
         if step.kind == "command":
