@@ -21,7 +21,12 @@ from paceline.cost.exchanges import (
 from paceline.cost.model import ModelCost
 from paceline.cost.network import Wire
 from paceline.cost.overlap import BUCKET, buckets, exposed_seconds
-from paceline.cost.partition import activation_bytes, activation_seconds, held_part
+from paceline.cost.partition import (
+    activation_bytes,
+    activation_seconds,
+    held_part,
+    transitions,
+)
 from paceline.cost.pipeline import cut, pipeline_seconds, transfer_seconds
 
 
@@ -84,10 +89,14 @@ def step_cost(
     """The cost of one update of `batch` samples by a team.
 
         compute   mean_i t_i(share_i), shares such that all are ready together
-        waiting   max_i t_i - mean_i t_i + z(N) cv max_i t_i      (`expected_maximum`)
+        waiting   max_i t_i - mean_i t_i + sqrt(m) z(N) cv max_i t_i      (`expected_maximum`)
         exposed   by the exchange; see `agreement_seconds` and `exposed_seconds`
         data      max(0, max_i share_i / feed_i - compute - exposed - waiting): feeding runs ahead
         bubble    (S-1) x the slowest stage, pipeline only
+
+    Nodes wait for each other m times per update: once, and where layers are split at every
+    change of hands forward and backward. Of m parts with independent chance each has
+    cv / sqrt(m) of the whole's, and m of them are waited for.
 
     Nodes that get no sample stand by, but still take part in the exchange. The team are
     those that compute; servers on nodes of their own are not among them: `serving` is the
@@ -105,6 +114,8 @@ def step_cost(
     chance = expected_maximum(nodes) * max(member.deviation for member in team) * slowest
     if exchange.kind == "averaging":
         chance /= math.sqrt(exchange.every)
+    if exchange.partition and nodes > 1:
+        chance *= math.sqrt(1 + 2 * len(transitions(model, exchange.partition)))
     waiting = slowest - mean + chance
     communication, exposed, sent = _communication(
         team, wire, model, exchange, nodes, batch, slowest, bucket_bytes

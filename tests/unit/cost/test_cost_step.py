@@ -214,6 +214,12 @@ def test_waiting_for_the_slowest_and_for_data() -> None:
     noisy = step_cost([Member(fast, 8, deviation=0.1)], GIGABIT, model, Exchange(), 64)
     calm = step_cost([Member(fast, 8)], GIGABIT, model, Exchange(), 64)
     assert noisy.waiting > calm.waiting
+    split = model_cost([LayerCost(kind="Linear", parameter_bytes=4e6, input_bytes=8.0)])
+    team = [Member(fast, 8, deviation=0.1)]
+    whole = step_cost(team, GIGABIT, split, Exchange(), 64)
+    parted = step_cost(team, GIGABIT, split, Exchange(partition=("column",)), 64)
+    # one change of hands before it and none after: three times waited instead of once
+    assert parted.waiting == pytest.approx(math.sqrt(3) * whole.waiting)
     starved = step_cost([Member(fast, 2, feed=8.0)], GIGABIT, model, Exchange(), 64)
     assert starved.seconds == pytest.approx(4.0)
     assert starved.data == pytest.approx(4.0 - starved.compute - starved.exposed)
