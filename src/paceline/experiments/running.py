@@ -311,10 +311,16 @@ def why_failed(work: Work, code: int, seconds: float) -> str:
 
 
 def last_line(path: Path) -> str:
-    """What a program said last; what the lab says about itself is left out."""
+    """What a program said last; Paceline's own word for a failure before the traceback after it.
+
+    What the lab says about itself is left out.
+    """
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     said = [line.strip() for line in lines if line.strip() and not line.startswith("lab: ")]
-    return said[-1].removeprefix("paceline: ") if said else ""
+    failures = [line.removeprefix("paceline: ") for line in said if line.startswith("paceline: ")]
+    if not failures:
+        return said[-1] if said else ""
+    return f"{failures[-1]} {said[-1]}" if failures[-1].endswith(":") else failures[-1]
 
 
 def machine_words() -> str:

@@ -11,7 +11,7 @@ import pytest
 from paceline.errors import ConfigError, DataError
 from paceline.experiments.estimate import estimate, predicted_factor
 from paceline.experiments.outcome import Outcome
-from paceline.experiments.running import check, check_data, lab_tables
+from paceline.experiments.running import check, check_data, lab_tables, last_line
 from paceline.experiments.spec import (
     Experiment,
     Step,
@@ -137,6 +137,23 @@ def test_data_that_is_not_here_is_said_first(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="paceline data get mnist"):
         check_data([Step(name="a", settings=settings)])
     check_data([Step(name="a", settings={"workload.data": "digits"}), Step(name="b")])
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("", ""),
+        ("epoch 1\n\nlab: exit code 0 after 3 s\n", "epoch 1"),
+        ("epoch 1\npaceline: the disk is full\nlab: exit code 1\n", "the disk is full"),
+        ("paceline: rank 0 failed with KeyError: 'x'\nTraceback\nKeyError: 'x'",
+         "rank 0 failed with KeyError: 'x'"),
+        ("paceline: rank 0 failed with AssertionError:\nTraceback\nAssertionError",
+         "rank 0 failed with AssertionError: AssertionError"),
+    ],
+)  # fmt: skip
+def test_what_a_step_said_last(tmp_path: Path, output: str, expected: str) -> None:
+    (tmp_path / "output.txt").write_text(output)
+    assert last_line(tmp_path / "output.txt") == expected
 
 
 def test_hosts_become_a_lab() -> None:
