@@ -63,7 +63,7 @@ def run_shares(
 
     # What each does alone decides the shares, as a plan's measurement would.
     first = trial("alone", tuple(cores), "alone")
-    timings = run_in_lab(spec, Bench(trials=(first,), rounds=2), say=say)
+    timings = run_in_lab(spec, Bench(trials=(first,), rounds=3), say=say)
     speeds = []
     for host in spec.hosts:
         mine = [t for t in timings if t.host == host.name]
