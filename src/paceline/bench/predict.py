@@ -181,6 +181,23 @@ def summarised(outcomes: Sequence[Outcome]) -> Summary:
     )
 
 
+def exchange_errors(outcomes: Sequence[Outcome]) -> dict[tuple[Case, str], float]:
+    """Errors of the exchanges alone: as if computing had been predicted as one host took it.
+
+    A machine that is busy while hosts are measured, or while options are timed, makes computing
+    wrong on one side. Its terms are therefore multiplied by what "alone" took against what was
+    predicted for it, in the same rounds: k (compute + waiting) + exposed.
+    """
+    found = {}
+    alone = {o.case: o.measured / o.predicted for o in outcomes if o.option == ALONE}
+    for outcome in outcomes:
+        if outcome.option != ALONE and outcome.case in alone and outcome.terms:
+            terms, factor = outcome.terms, alone[outcome.case]
+            seconds = factor * (terms["compute"] + terms["waiting"]) + terms["exposed"]
+            found[(outcome.case, outcome.option)] = seconds / outcome.measured - 1
+    return found
+
+
 class Proof:
     """One run over many cases; what is in its file is not done again."""
 

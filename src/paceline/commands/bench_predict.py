@@ -10,30 +10,37 @@ if TYPE_CHECKING:
 
 
 def print_outcomes(outcomes: Sequence[Outcome]) -> None:
-    """Every configuration: predicted, measured, error."""
+    """Every configuration: predicted, measured, error; see `exchange_errors` for the last column."""
     from rich import box
     from rich.table import Table
 
+    from paceline.bench.predict import exchange_errors
     from paceline.report.tables import wide_console
 
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("model", "cores of hosts", "link", "option"):
         made.add_column(name, no_wrap=True)
-    for name in ("predicted s", "measured s", "spread", "error"):
+    names = ("predicted s", "computing", "network", "measured s", "spread", "error", "of exchange")
+    for name in names:
         made.add_column(name, justify="right", no_wrap=True)
+    apart = exchange_errors(outcomes)
     before = None
     for outcome in outcomes:
         same = outcome.case == before
         before = outcome.case
+        error = apart.get((outcome.case, outcome.option))
         made.add_row(
             "" if same else outcome.model,
             "" if same else ", ".join(f"{cores:g}" for cores in outcome.cores),
             "" if same else outcome.rate,
             outcome.option,
             f"{outcome.predicted:.3f}",
+            f"{outcome.terms.get('compute', 0.0) + outcome.terms.get('waiting', 0.0):.3f}",
+            f"{outcome.terms.get('exposed', 0.0):.3f}",
             f"{outcome.measured:.3f}",
             f"{(outcome.high - outcome.low) / outcome.measured:.0%}",
             f"{outcome.error:+.0%}",
+            f"{error:+.0%}" if error is not None else "",
         )
     wide_console().print(made)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 from cost_cases import host, machines
 
-from paceline.bench.predict import Outcome, options, summarised, verdicts
+from paceline.bench.predict import Outcome, exchange_errors, options, summarised, verdicts
 from paceline.bench.predict_cases import EVERY, MODELS, QUICK, chosen_cases
 from paceline.commands.audit import disturbance
 from paceline.errors import ConfigError
@@ -47,6 +48,15 @@ def test_a_verdict_is_right_on_the_same_side_of_one() -> None:
     (verdict,) = verdicts([outcome("alone", 1.0, 1.0), outcome("allreduce", 0.5, 1.1)], cases)
     assert not verdict.right
     assert verdicts([outcome("alone", 1.0, 1.0)], cases) == []
+
+
+def test_errors_of_exchanges_leave_computing_out() -> None:
+    together = dataclasses.replace(
+        outcome("allreduce", 0.7, 1.2), terms={"compute": 0.4, "waiting": 0.1, "exposed": 0.2}
+    )
+    # the machine was twice as slow while options were timed: 2 x 0.5 + 0.2 s
+    found = exchange_errors([outcome("alone", 1.0, 2.0), together])
+    assert found == {(together.case, "allreduce"): pytest.approx(0.0)}
 
 
 def test_cases() -> None:
