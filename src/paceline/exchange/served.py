@@ -122,13 +122,23 @@ class Served(Network):
     def begin_push(self, request: Request) -> None:
         """Announce a gradient to every server; nothing else may be asked until it has been sent."""
         self._busy.acquire()
-        with self._explained("a push"):
+        with self._pushing():
             for number, link in enumerate(self.links):
                 link.ask(replace(request, **self._telling(number)))
 
+    @contextmanager
+    def _pushing(self) -> Iterator[None]:
+        """Part of a push, of which there are no more when it fails."""
+        try:
+            with self._explained("a push"):
+                yield
+        except BaseException:
+            self._busy.release()
+            raise
+
     def push(self, gradient: torch.Tensor, first: int, last: int) -> None:
         """Give servers their parts of the gradient's elements from `first` to `last`."""
-        with self._explained("a push"):
+        with self._pushing():
             for link, (start, end) in zip(
                 self.links, shard_bounds(len(gradient), len(self.links)), strict=True
             ):
@@ -144,11 +154,9 @@ class Served(Network):
 
     def end_push(self, weights: Vectors) -> None:
         """The servers' answer to the whole gradient: their weights."""
-        try:
-            with self._explained("a push"):
-                self._receive(weights)
-        finally:
-            self._busy.release()
+        with self._pushing():
+            self._receive(weights)
+        self._busy.release()
 
     def pull(self, weights: Vectors) -> None:
         """The newest weights of every server."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.config.environment import passed_variables
-from paceline.errors import ConfigError, RunDirectoryError, WorkerError
+from paceline.errors import ConfigError, PacelineError, RunDirectoryError, WorkerError
 from paceline.launch.channel import Channel, Message, connect
 from paceline.launch.control import addresses_towards
 from paceline.launch.engines import Launch, Processes
@@ -89,7 +89,10 @@ class Joining:
         control = self.session.control
         while control.guests:
             guest, message = control.guests.pop(0)
-            self._ask(guest, decode(Host, message["host"]))
+            try:
+                self._ask(guest, decode(Host, message["host"]))
+            except PacelineError as error:  # a guest's mistake must not end the training
+                _answer(guest, False, str(error))
         for node, newcomer in list(self.coming.items()):
             if node in control.peers and not newcomer.is_welcome:
                 newcomer.is_welcome = True
