@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def print_outcomes(outcomes: Sequence[Outcome]) -> None:
-    """Every configuration: predicted, measured, error; see `exchange_errors` for the last column."""
+    """Every configuration with its error; for the last column see `exchange_errors`."""
     from rich import box
     from rich.table import Table
 
