@@ -1,4 +1,4 @@
-"""Downpour on emulated hosts: one of four workers loses its power, and another host joins."""
+"""Hosts that join a training under way: as one more worker, and for one that lost its power."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.lab import Lab
 from paceline.lab.testing import make_lab
 
 __all__ = ["make_lab"]
-pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 PACELINE = [sys.executable, "-m", "paceline.cli"]
 SETTINGS = {
     "workload.data": "digits",
@@ -59,17 +59,49 @@ def wait_for(condition: Callable[[], bool], process: object, log: Path, seconds:
         time.sleep(0.05)
 
 
+def words(folder: Path, **changes: object) -> list[str]:
+    """A training's settings, with the model in the folder."""
+    (folder / "paced.py").write_text(MODEL)
+    settings = SETTINGS | {"workload.model": f"{folder / 'paced.py'}:Paced"}
+    settings |= {key.replace("__", "."): value for key, value in changes.items()}
+    return [word for pair in settings.items() for word in ("--set", f"{pair[0]}={pair[1]}")]
+
+
+def test_one_more_worker(
+    start_cli: Callable[..., subprocess.Popen[str]],
+    run_cli: Callable[..., subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+) -> None:
+    pace, run = tmp_path / "pace", tmp_path / "run"
+    pace.write_text("0.2")
+    line = ["train", "--hosts", "localhost:3", "--engine", "ssh", "--run", str(run)]
+    process = start_cli(*line, *words(tmp_path, train__epochs=3))
+    metrics, staleness = run / "metrics.jsonl", run / "staleness.json"
+    wait_for(metrics.exists, process, metrics, 100)
+    again = run_cli("join", run, "--host", "localhost")
+    assert again.returncode == 1
+    assert "host localhost takes part already: name another one" in again.stderr
+    done = run_cli("join", run, "--host", "127.0.0.1", timeout=100)
+    assert (done.returncode, done.stdout) == (0, "host 127.0.0.1 joins as node 3\n"), done.stderr
+    pace.write_text("0.1")
+    wait_for(lambda: "joined at" in staleness.read_text(), process, metrics, 100)
+    pace.unlink()
+    output, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, output + errors
+    assert "worker 3 on 127.0.0.1 joined at update" in output
+    assert "going on with 3 workers" in output
+    assert len(metrics.read_text().splitlines()) == 3
+
+
+@pytest.mark.lab
 def test_downpour_loses_a_worker_and_takes_another_host(
     make_lab: Callable[..., Lab], tmp_path: Path
 ) -> None:
     lab = make_lab(*({"name": name, "cores": 0.33} for name in "abcdse"), rate="1gbit")
-    (tmp_path / "paced.py").write_text(MODEL)
     pace = tmp_path / "pace"
     pace.write_text("0.1")
     run, log = tmp_path / "run", tmp_path / "log"
-    settings = SETTINGS | {"workload.model": f"{tmp_path / 'paced.py'}:Paced"}
-    words = [word for pair in settings.items() for word in ("--set", f"{pair[0]}={pair[1]}")]
-    line = [*PACELINE, "train", "--hosts", "a,b,c,d,s", "--run", str(run), *words]
+    line = [*PACELINE, "train", "--hosts", "a,b,c,d,s", "--run", str(run), *words(tmp_path)]
     join = [*PACELINE, "join", str(run), "--host", "e"]
     with log.open("wb") as output:
         process = lab.start(line, on="a", stdin=subprocess.DEVNULL, stdout=output, stderr=output)
