@@ -51,7 +51,7 @@ def test_sweep_covers_the_study(experiment: Experiment) -> None:
     for step in sweeps:
         assert step.settings["workload.batch_size"] == step.facts["batch"]
         if step.facts["recipe"] == "recipe":
-            rate = min(0.01 * step.facts["batch"] / 32, 0.32)
+            rate = min(0.01 * step.facts["batch"] / 32, 0.16)
             assert step.settings["optimizer.learning_rate"] == pytest.approx(rate)
             assert step.settings["optimizer.warmup"] > 0
 
@@ -112,7 +112,7 @@ def test_loss_and_accuracy_against_batch(experiment: Experiment, tmp_path: Path)
     assert [len(series.x) for series in section.figures[0].series] == [9, 9]
     last = section.tables[0].rows[-1]
     assert last[:3] == (8192, 8.0, 0.01)
-    assert last[6] == 0.32
+    assert last[6] == 0.16
     found = verdicts(outcomes)
     assert found["The shallow network's "].verdict == "holds"
     assert found["Paceline's own: a rate"].verdict == "holds"

@@ -150,7 +150,7 @@ def _batch_section(outcomes: Outcomes, model: str) -> Section | None:
         title=f"Batch size: {title}",
         text=(
             "The study trained every batch at the same rate of 0.01. The recipe lets the rate grow"
-            " in proportion to the batch, from 0.01 at 32 to 0.32 at 1024, and no further, after a"
+            " in proportion to the batch, from 0.01 at 32 to 0.16 at 512, and no further, after a"
             " warm-up over a fifth of all updates.",
         ),
         blocks=(*figures, _batch_table(outcomes, model)),
