@@ -173,7 +173,7 @@ def test_a_peer_that_is_not_installed_says_how(experiment: Experiment, tmp_path:
     (folder / "step.json").write_text(json.dumps(record))
     found = findings(load_outcomes(experiment, tmp_path))
     rows = {row[0]: row for row in found.sections[0].tables[0].rows}
-    assert rows["two hosts: Horovod"][5] == "AlexNet: not installed"
+    assert rows["two hosts: Horovod"][5] == "not installed: AlexNet"
     assert f"Horovod is {said}" in found.sections[1].text
 
 

@@ -82,13 +82,14 @@ def _speedup_section(outcomes: Outcomes) -> Section:
     rows: list[tuple[Cell, ...]] = []
     for setup in SETUPS:
         cells: list[Cell] = [setup.title]
-        missing = []
+        missing: dict[str, list[str]] = {}
         for work in WORKS:
             cells.append(_published(outcomes, work, setup.key, setup.published))
             cells.append(speedup(outcomes, work, setup.key))
             if why := why_not(find(outcomes, work, setup.key)):
-                missing.append(f"{MODELS[work]}: {why}")
-        rows.append((*cells, "; ".join(missing) or None))
+                missing.setdefault(why, []).append(MODELS[work])
+        words = [f"{why}: {', '.join(models)}" for why, models in missing.items()]
+        rows.append((*cells, "; ".join(words) or None))
     names = [f"{MODELS[work]}: {who}" for work in WORKS for who in ("study", "here")]
     table = Table(
         key="speedups",
