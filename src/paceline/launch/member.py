@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from paceline.config.environment import agent_process, handed_board, rank_context
-from paceline.launch.rank import die_with_parent, write_failure
+from paceline.launch.rank import die_with_parent, leave, write_failure
 from paceline.run import RunDirectory
 
 if TYPE_CHECKING:
@@ -64,4 +64,4 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:3]))
+    leave(main(*sys.argv[1:3]))
