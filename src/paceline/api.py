@@ -317,7 +317,7 @@ def _run_training(start: Start) -> Result:
         )
     write_json(run.plan, plan)
     node = plan.nodes[0]
-    if node.ranks == 1:
+    if not node.shares_memory:
         from paceline.train.assemble import Task
         from paceline.train.loop import train
         from paceline.train.progress import make_view

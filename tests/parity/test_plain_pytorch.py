@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import train_weights
+from runs import assert_same, train_weights
 from torch import nn
 from torch.nn import functional as F
 
@@ -107,3 +107,9 @@ def test_bit_equal_weights(case: str, tmp_path: Path) -> None:
     )
     expected = bare_loop(make_optimizer, clip)
     assert fingerprint(found) == fingerprint(expected)
+
+
+def test_one_process_that_shares_its_memory_with_nobody(tmp_path: Path) -> None:
+    """`processes` with one process is a rank of its own with shared memory, like any number."""
+    alone = train_weights(tmp_path, "local.strategy=processes", "local.processes=1")
+    assert_same(alone, train_weights(tmp_path))

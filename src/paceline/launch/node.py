@@ -54,7 +54,7 @@ def run_node(
     plan = _plan(run, context.node, config.exchange.servers)
     context = node_context(plan, context)
     node = plan.nodes[context.node]
-    if node.ranks > 1:
+    if node.shares_memory:
         from paceline.launch.local import run_ranks
 
         return run_ranks(run, node, silent=silent, context=context, watch=watch)

@@ -42,6 +42,11 @@ class NodePlan:
         return 1
 
     @property
+    def shares_memory(self) -> bool:
+        """Whether its weights lie in memory that ranks share, be it only one rank."""
+        return self.strategy in ("processes", "hogwild", "pipeline", "hybrid")
+
+    @property
     def workers(self) -> int:
         """How many disjoint parts of the node's share are worked on by ranks of their own."""
         return self.ranks // self.stages if self.strategy in ("pipeline", "hybrid") else self.ranks

@@ -107,7 +107,7 @@ def make_exchange(task: Task) -> Exchange | None:
                 bucket_mb=task.plan.bucket_mb or task.config.exchange.bucket_mb,
             ),
             shares=tuple(node.share for node in plan.nodes),
-            overlap=plan.nodes[task.context.node].ranks == 1,
+            overlap=not plan.nodes[task.context.node].shares_memory,
             saved=lambda: _saved_memory(task),
         ),
     )
