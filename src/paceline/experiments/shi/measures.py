@@ -12,7 +12,7 @@ from paceline.schema.events import Sample, Session, Span, Traffic
 
 INTERFACE = "eth0"
 """Of every lab host, to all others."""
-MARGIN = 0.4
+MARGIN = 0.3
 """Seconds that may lie between a sample's time and the reading of its counters."""
 SMALL = 100_000
 """Bytes that do not matter beside a gradient."""
@@ -138,33 +138,38 @@ def update_spans(session: Session) -> list[Span]:
 def kernel_counts(session: Session) -> Counts | None:
     """Traffic per update by the kernel's counters, read while the network is quiet.
 
-    From the last sample before the first gradient can leave to the last sample of the evaluation
-    after the last update, which sends a few hundred bytes. Start-up, first weights and
-    checkpoints lie outside.
+    From the last sample before the gradients of an update (the first that has one) can leave to
+    the last sample of the evaluation after the last update, which sends a few hundred bytes.
+    Start-up, first weights and checkpoints lie outside.
     """
     updates = update_spans(session)
     tested = [span.end for span in session.spans if span.name == "evaluate"]
     if not updates or not tested:
         return None
-    leaves = _leaves(session, updates[0])
-    first = _last_sample(session.samples, _settled(session, leaves), leaves)
     last = _last_sample(session.samples, updates[-1].end, max(tested))
-    if first is None or last is None:
+    if last is None:
         return None
-    return _difference(first.network[INTERFACE], last.network[INTERFACE], len(updates))
+    for number, update in enumerate(updates):  # where the first forward pass was too short: later
+        leaves = _leaves(session, update)
+        quiet = updates[number - 1].end if number else _settled(session, leaves)
+        first = _last_sample(session.samples, quiet, leaves)
+        if first is not None:
+            done = len(updates) - number
+            return _difference(first.network[INTERFACE], last.network[INTERFACE], done)
+    return None
 
 
-def _leaves(session: Session, first: Span) -> float:
-    """When the first gradient can leave: with the exchange, or else after the forward pass began.
+def _leaves(session: Session, update: Span) -> float:
+    """When its first gradient can leave: with the exchange, or else after the forward pass began.
 
     An exchange that runs behind the backward pass has begun before anybody waits for it; a tenth
     of the update is still its forward pass.
     """
-    lines = [each for each in session.exchanged if each.update == first.update]
-    starts = [s.start for s in session.spans if s.name == "exchange" and s.update == first.update]
+    lines = [each for each in session.exchanged if each.update == update.update]
+    starts = [s.start for s in session.spans if s.name == "exchange" and s.update == update.update]
     if lines and starts and all(each.hidden_seconds < 0.001 for each in lines):
         return min(starts)
-    return first.start + first.seconds / 10
+    return update.start + update.seconds / 10
 
 
 def _settled(session: Session, before: float) -> float:
