@@ -5,17 +5,27 @@ from __future__ import annotations
 import signal
 
 import pytest
-from nodes import DIGITS, MakeNodes, make_nodes
+from nodes import DIGITS, MakeNodes, Nodes, make_nodes
 
 __all__ = ["make_nodes"]
 pytestmark = pytest.mark.timeout(120)
 
 
+def until_all_train(nodes: Nodes) -> None:
+    """Nobody waits for anybody: the first node may be far ahead when another one starts."""
+
+    def all_train() -> bool:
+        updates = nodes.staleness().get("updates", {})
+        return len(updates) == nodes.count - 1 and min(updates.values()) > 0
+
+    nodes.until(all_train)
+
+
 def test_hogwild_learns_digits_and_goes_on_without_a_node(make_nodes: MakeNodes) -> None:
     nodes = make_nodes(3, 0, **(DIGITS | {"exchange__kind": "hogwild"}))
-    nodes.pace.write_text("0.01")
+    nodes.pace.write_text("0.05")
     nodes.start()
-    nodes.until(lambda: len(nodes.lines()) >= 6)
+    until_all_train(nodes)
     nodes.kill(2)
     nodes.pace.unlink()
     code, output = nodes.ends(0)
@@ -35,10 +45,10 @@ def test_hogwild_learns_digits_and_goes_on_without_a_node(make_nodes: MakeNodes)
 
 @pytest.mark.slow
 def test_without_the_first_node_the_others_end_with_a_sentence(make_nodes: MakeNodes) -> None:
-    nodes = make_nodes(2, 0, exchange__kind="hogwild")
-    nodes.pace.write_text("0.1")
+    nodes = make_nodes(2, 0, exchange__kind="hogwild", train__epochs=20)
+    nodes.pace.write_text("0.2")
     nodes.start()
-    nodes.until(lambda: (nodes.run / "checkpoints" / "latest").exists())
+    until_all_train(nodes)
     nodes.kill(0)
     code, output = nodes.ends(1)
     assert code == 1
@@ -48,7 +58,7 @@ def test_without_the_first_node_the_others_end_with_a_sentence(make_nodes: MakeN
     for node in (0, 1):
         code, output = nodes.ends(node)
         assert code == 0, output
-    assert [line["epoch"] for line in nodes.lines()] == [1, 2, 3, 4]
+    assert [line["epoch"] for line in nodes.lines()] == list(range(1, 21))
 
 
 @pytest.mark.slow
@@ -56,7 +66,7 @@ def test_a_wish_to_stop_reaches_all(make_nodes: MakeNodes) -> None:
     nodes = make_nodes(2, 0, exchange__kind="hogwild", train__epochs=1000)
     nodes.pace.write_text("0.01")
     nodes.start()
-    nodes.until(lambda: len(nodes.lines()) > 0)
+    until_all_train(nodes)
     nodes.processes[0].send_signal(signal.SIGINT)
     code, output = nodes.ends(0)
     assert code == 130, output

@@ -25,7 +25,7 @@ from paceline.schema import ExchangeSettings, Plan, RankContext
 
 TELL_SECONDS = 0.5
 """Between two words to each node with a lower number."""
-LEAVE_SECONDS = 5.0
+LEAVE_SECONDS = 3.0
 """How long a node that has ended stays for those who still want to ask it."""
 
 
@@ -58,6 +58,9 @@ class Neighbours(Network):
         self._mixture = mixture
         for node in range(self.rank + 1, self.size):
             self._start(lambda node=node: self._attend(node), f"answer-{node}")
+        # One that never comes, or has ended already, must not keep this one from the others.
+        for node in range(self.rank):
+            self._start(lambda node=node: self._connect(node), f"connect-{node}")
         if self.rank > 0:
             self._start(self._go_round, "mix")
 
@@ -78,26 +81,35 @@ class Neighbours(Network):
 
     # --- asking -----------------------------------------------------------------
 
+    def _connect(self, node: int) -> None:
+        try:
+            link = self._link(node, self.rank)
+        except (RuntimeError, PacelineError):
+            self._lose(node)
+            return
+        with self._lock:
+            self._below[node] = link
+        self._woken.set()
+
+    def _reached(self) -> list[int]:
+        """Nodes before this one that are connected and still train."""
+        with self._lock:
+            return sorted(self._below)
+
     def _go_round(self) -> None:
         """Mix with the nodes before this one, in turns; tell them from time to time."""
+        mixed_at, told_at, turn = self._mixture.clock, 0.0, 0
         with torch.no_grad():
-            for node in range(self.rank):
-                try:
-                    self._below[node] = self._link(node, self.rank)
-                except (RuntimeError, PacelineError):
-                    self._lose(node)
-            mixed_at, told_at, turn = self._mixture.clock, 0.0, 0
-            while not self._leaving and self._below:
+            while not self._leaving:
                 self._woken.clear()
-                now = time.monotonic()
-                if self._mixture.clock - mixed_at >= self.every:
+                now, nodes = time.monotonic(), self._reached()
+                if nodes and self._mixture.clock - mixed_at >= self.every:
                     mixed_at = self._mixture.clock
-                    nodes = sorted(self._below)
                     turn += 1
                     self._ask(nodes[(turn + self.rank) % len(nodes)], Kind.MIX)
                 elif now - told_at >= TELL_SECONDS:
                     told_at = now
-                    for node in list(self._below):
+                    for node in nodes:
                         self._ask(node, Kind.REPORT)
                 else:
                     self._woken.wait(TELL_SECONDS / 5)
@@ -121,7 +133,7 @@ class Neighbours(Network):
                 self._mixture.meet(sent, clock, other, part)
             self.stops = self.stops or bool(answer.stop)
             if answer.length:  # it has ended its training
-                del self._below[node]
+                self._forget(node)
         except (LostError, WorkerError):
             self._lose(node)
         finally:
@@ -138,8 +150,12 @@ class Neighbours(Network):
             "stop": self.wishes_stop,
         }
 
+    def _forget(self, node: int) -> None:
+        with self._lock:
+            self._below.pop(node, None)
+
     def _lose(self, node: int) -> None:
-        self._below.pop(node, None)
+        self._forget(node)
         if node == 0 and not self._leaving:
             self._failure = (
                 f"node {self.rank} on {self.hosts[self.rank]} lost the first node,"
@@ -233,11 +249,15 @@ class Neighbours(Network):
         if self.rank == 0:
             self.stops = True
             return
+        # The first node stays until it has heard the last word of all.
+        end = time.monotonic() + self.deadline
+        while 0 not in self._reached() and self._failure is None and time.monotonic() < end:
+            time.sleep(TELL_SECONDS / 10)
         self._leaving = True
         self._woken.set()
         self._threads[-1].join(self.deadline)
         with torch.no_grad():
-            for node in sorted(self._below):
+            for node in self._reached():
                 self._ask(node, Kind.DONE)
 
     def close(self) -> None:
@@ -247,6 +267,6 @@ class Neighbours(Network):
         end = time.monotonic() + LEAVE_SECONDS
         for thread in self._threads:
             thread.join(max(0.1, end - time.monotonic()))
-        for link in self._below.values():
-            link.close()
+        for node in self._reached():
+            self._below[node].close()
         self._meeting.close()

@@ -74,6 +74,11 @@ class Roll:
         """Updates that the others have done, as far as they have told."""
         return sum(entry.clock for entry in self._entries.values())
 
+    @property
+    def clocks(self) -> dict[str, int]:
+        """Updates of every other node, as far as it has told; for JSON."""
+        return {str(node): entry.clock for node, entry in sorted(self._entries.items())}
+
     def take_told(self) -> list[float]:
         """Losses, right answers and samples that the others have told since the last call."""
         with self._lock:

@@ -126,6 +126,7 @@ class MixedTeam(Team):
             "largest": staleness.largest,
             "mixes": staleness.updates,
             "histogram": staleness.encoded(),
+            "updates": roll.clocks,
             "nodes": list(roll.news),
         }
         with contextlib.suppress(OSError):
