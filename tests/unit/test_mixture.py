@@ -9,8 +9,8 @@ from paceline.errors import UnsupportedError
 from paceline.exchange import exchange_class
 from paceline.exchange.mixture import Mixture, part_of
 from paceline.exchange.roll import Roll
-from paceline.schema import NodePlan, Plan
-from paceline.train.mixing import check_copies
+from paceline.schema import ExchangeSettings, NodePlan, Plan
+from paceline.schema.support import check_support
 
 
 def weights(value: float) -> list[torch.Tensor]:
@@ -73,9 +73,12 @@ def test_the_roll_knows_who_is_left_and_what_all_came_to() -> None:
 
 def test_what_hogwild_cannot_do_is_refused() -> None:
     several = NodePlan(host="b", strategy="processes", processes=2)
-    with pytest.raises(UnsupportedError, match=r"one rank per node, but b has more"):
-        check_copies(Plan(nodes=(NodePlan(), several), exchange="hogwild"))
-    with pytest.raises(UnsupportedError, match=r"but c has a share of 0"):
-        check_copies(Plan(nodes=(NodePlan(), NodePlan(host="c", share=0.0)), exchange="hogwild"))
+    idle = NodePlan(host="c", share=0.0)
+    for nodes, words in (
+        ((NodePlan(), several), r"host b: exchange.kind = 'hogwild' needs one rank per node"),
+        ((NodePlan(), idle), r"a host with a share of 0 has none"),
+    ):
+        with pytest.raises(UnsupportedError, match=words):
+            check_support(Plan(nodes=nodes, exchange="hogwild"), ExchangeSettings(), "gloo")
     with pytest.raises(UnsupportedError, match=r"compression = 'bf16' does not work with"):
         exchange_class("hogwild", "bf16")
