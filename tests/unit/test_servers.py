@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from paceline.errors import ConfigError, UnsupportedError
+from paceline.errors import ConfigError
 from paceline.exchange.buckets import bounds
 from paceline.exchange.copies import Copy, Word, Words, take_copy
 from paceline.exchange.groups import check_groups, group_of, server_group, server_groups
@@ -246,7 +246,5 @@ def test_roles_that_cannot_be() -> None:
         plan(NodePlan(), NodePlan()).with_servers(2)
     with pytest.raises(ConfigError, match="stands before a worker"):
         plan(NodePlan(host="a", role="server"), NodePlan()).with_servers(1)
-    with pytest.raises(UnsupportedError, match="one rank per node"):
-        plan(NodePlan(strategy="processes", processes=2), NodePlan()).with_servers(1)
     alone = Plan(nodes=(NodePlan(),), exchange="parameter_server")
     assert alone.with_servers(1) is alone

@@ -20,6 +20,7 @@ from paceline.plan import refuse_options_without_strategy
 from paceline.plan.foresee import foresee
 from paceline.plan.together import NodeSite, plan_as_asked, plan_from_races, race_batches
 from paceline.schema import Plan, write_json
+from paceline.schema.support import check_support
 
 if TYPE_CHECKING:
     from paceline.api import HostsRequest, Start
@@ -121,7 +122,14 @@ def reach(hosts: tuple[Host, ...], found: Inspection | None) -> dict[str, Any]:
 
 
 def plan_nodes(start: Start, session: Session) -> Plan:
-    """The plan for the agents that have come: as stored, as asked, or as their races find."""
+    """The plan for the agents that have come, if it is one that can be followed."""
+    plan = _plan_nodes(start, session)
+    check_support(plan, start.config.exchange, session.engine.backend)
+    return plan
+
+
+def _plan_nodes(start: Start, session: Session) -> Plan:
+    """As stored, as asked, or as the races of the agents find."""
     sites = [site_of(session, node) for node in range(len(session.places))]
     config, run = start.config, start.run
     if start.plan is not None:

@@ -25,6 +25,7 @@ from paceline.config.environment import rank_context, shared_memory
 from paceline.errors import PacelineError
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, RankContext, read_json, write_json
+from paceline.schema.support import check_support
 
 if TYPE_CHECKING:
     from paceline.exchange.network import Network
@@ -129,6 +130,7 @@ def train_rank(rank: Rank, arena: Arena | None = None) -> int:
     from paceline.train.serving import serve
 
     context = rank.context
+    check_support(rank.plan, rank.config.exchange, context.backend)
     task = Task(
         config=rank.config,
         plan=rank.plan,
@@ -153,7 +155,6 @@ def _open_network(rank: Rank) -> Network | None:
     from paceline.exchange.neighbours import Neighbours
     from paceline.exchange.network import open_network
     from paceline.exchange.served import Served
-    from paceline.train.mixing import check_copies
     from paceline.train.serving import check_served
 
     context, deadline = rank.context, rank.config.train.deadline
@@ -164,7 +165,6 @@ def _open_network(rank: Rank) -> Network | None:
         check_served(rank.config, rank.plan)
         return Served(context, rank.plan, rank.config.exchange, deadline=deadline)
     if rank.plan.exchange == "hogwild":
-        check_copies(rank.plan)
         return Neighbours(context, rank.plan, rank.config.exchange, deadline=deadline)
     return open_network(context, [node.host for node in rank.plan.nodes], deadline=deadline)
 

@@ -13,10 +13,14 @@ from dataclasses import dataclass
 from paceline.cost.split import Chain, Division, Placed, arrange, can_split, step_bytes
 from paceline.errors import ConfigError
 from paceline.schema import ExchangeSettings, Plan
+from paceline.schema.support import STRATEGIES as ALL
+from paceline.schema.support import SUMS, Combination, refusal
 
-STRATEGIES = ("sequential", "threads")
+STRATEGIES = tuple(
+    name for name in ALL if not refusal(Combination(strategy=name, partition="feature"))
+)
 """Local strategies that work with split layers: one rank with one copy of the model."""
-EXCHANGES = ("auto", "allreduce", "ring", "reduce_broadcast")
+EXCHANGES = ("auto", *SUMS)
 """Exchanges that sum the gradients of what is not split at every update."""
 
 

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from paceline.errors import UnsupportedError
 from paceline.plan.candidates import MemoryFormat, Precision
 from paceline.plan.local import asked_node
 from paceline.schema import Candidate, Config, NodePlan, Plan, Race, Rejected
+from paceline.schema.support import Combination, refusal, strategy_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,9 @@ def plan_as_asked(config: Config, sites: Sequence[NodeSite], *, elementwise: boo
 
 def plan_from_races(config: Config, sites: Sequence[NodeSite], races: Mapping[int, Race]) -> Plan:
     """Each node its own fastest strategy, all with the same numerics: those best in sum."""
+    exchange = _exchange(config)
+    if len(sites) > 1:
+        races = {number: _able(race, exchange, config) for number, race in races.items()}
     numerics = best_numerics(config, races)
     speeds: dict[int, float] = {}
     nodes: list[NodePlan] = []
@@ -74,7 +79,7 @@ def plan_from_races(config: Config, sites: Sequence[NodeSite], races: Mapping[in
     batch = _batch(config, nodes, sites)
     return Plan(
         nodes=_with_shares(nodes, sites, speeds),
-        exchange=_exchange(config),
+        exchange=exchange,
         precision=cast(Precision, numerics[0]),
         memory_format=cast(MemoryFormat, numerics[1]),
         compile=config.numerics.compile,
@@ -109,6 +114,21 @@ def race_batches(config: Config, sites: Sequence[NodeSite]) -> dict[int, int]:
     shares = {number: 1.0 if (s := sites[number].share) is None else s for number in working}
     total = sum(shares.values())
     return {number: max(1, round(batch * shares[number] / total)) for number in working}
+
+
+def _able(race: Race, exchange: str, config: Config) -> Race:
+    """The race without what does not go with this exchange over several nodes."""
+    compression = config.exchange.compression
+
+    def why_not(entry: Candidate) -> str:
+        strategy = strategy_name(entry.node)
+        return refusal(Combination(strategy=strategy, exchange=exchange, compression=compression))
+
+    able = tuple(entry for entry in race.candidates if not why_not(entry))
+    if not any(entry.images_per_second for entry in able):
+        asked = " or ".join(dict.fromkeys(strategy_name(entry.node) for entry in race.candidates))
+        raise UnsupportedError(f"{asked} was raced, but {why_not(race.candidates[0])}")
+    return dataclasses.replace(race, candidates=able)
 
 
 def _works(site: NodeSite) -> bool:

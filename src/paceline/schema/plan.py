@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from paceline.errors import ConfigError, UnsupportedError
+from paceline.errors import ConfigError
 from paceline.schema.codec import rule
 
 FORMAT = 1
@@ -108,12 +108,6 @@ class Plan:
             raise ConfigError(
                 f"{nodes[first].host} serves and stands before a worker in the plan: name all"
                 " workers first (the first one writes what all share)"
-            )
-        several = [node.host for node in nodes[:first] if node.ranks > 1]
-        if several:
-            raise UnsupportedError(
-                f"exchange.kind = 'parameter_server' needs one rank per node, but {several[0]} has"
-                " more: use local.strategy = 'threads' or 'replicas', or give the host slots"
             )
         nodes[first:] = [replace(node, share=0.0, strategy="sequential") for node in nodes[first:]]
         while joining >= len(nodes):

@@ -13,7 +13,7 @@ from itertools import product
 
 from paceline.errors import UnsupportedError
 from paceline.schema.config import ExchangeSettings
-from paceline.schema.plan import Plan
+from paceline.schema.plan import NodePlan, Plan
 
 DDP = "processes, ddp"
 STRATEGIES = (
@@ -126,6 +126,11 @@ def refusal(cell: Combination) -> str:
     return next((rule.why for rule in RULES if rule.names(cell)), "")
 
 
+def strategy_name(node: NodePlan) -> str:
+    """What the matrix calls a node's local strategy."""
+    return DDP if node.strategy == "processes" and node.sync == "ddp" else node.strategy
+
+
 def combinations(
     plan: Plan, settings: ExchangeSettings, backend: str
 ) -> Iterator[tuple[str, Combination]]:
@@ -137,9 +142,7 @@ def combinations(
         yield (
             node.host,
             Combination(
-                strategy=DDP
-                if node.strategy == "processes" and node.sync == "ddp"
-                else node.strategy,
+                strategy=strategy_name(node),
                 exchange=plan.exchange,
                 compression=settings.compression,
                 partition="feature" if plan.feature_layers else "none",

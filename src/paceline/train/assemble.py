@@ -20,15 +20,9 @@ from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, RankContext
 from paceline.train.checkpoint import Checkpoints
 from paceline.train.device import choose_device
-from paceline.train.mixing import check_copies
 from paceline.train.parts import Given, Parts
 from paceline.train.progress import SilentView, View
 from paceline.train.shares import worker_shares
-
-PARTITION_STRATEGIES = ("sequential", "threads")
-"""Local strategies that layers split over nodes work with: one rank, one copy of the model."""
-PARTITION_EXCHANGES = ("allreduce", "ring", "reduce_broadcast")
-"""Exchanges that can sum the gradients of what is not split."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,24 +45,6 @@ def make_job(task: Task, parts: Parts) -> Job:
     """What the local strategy of this rank's node needs."""
     config, plan = task.config, task.plan
     node = plan.nodes[task.context.node]
-    if task.context.nodes > 1 and node.sync == "ddp":
-        raise UnsupportedError(
-            "local.sync = 'ddp' sums inside one node only: use local.sync = 'shared' with several"
-            " hosts, or give a host as many slots as it should have processes"
-        )
-    if task.context.nodes > 1 and node.strategy == "hogwild":
-        raise UnsupportedError(
-            "local.strategy = 'hogwild' has no gradient to exchange with other hosts: use another"
-        )
-    if config.exchange.compression == "powersgd" and task.context.nodes > 1:
-        several = [other.host for other in plan.nodes if other.ranks > 1]
-        if several:  # said on every node, so that none waits for one that refuses
-            raise UnsupportedError(
-                f"exchange.compression = 'powersgd' needs one rank per node, but {several[0]} has"
-                " more: use local.strategy = 'threads' or 'replicas', or compression = 'bf16'"
-            )
-    if plan.exchange == "hogwild" and task.context.nodes > 1:
-        check_copies(plan)
     return Job(
         build_model=parts.build_model,
         loss=parts.loss,
@@ -127,19 +103,6 @@ def make_partition(task: Task, parts: Parts) -> Partition | None:
     plan = task.plan
     if task.network is None or plan.partition == "none" or not plan.feature_layers:
         return None
-    for node in plan.nodes:
-        if node.strategy not in PARTITION_STRATEGIES:
-            raise UnsupportedError(
-                f"{node.host} uses local.strategy = {node.strategy!r}, but layers are split over"
-                f" nodes only with {' or '.join(PARTITION_STRATEGIES)}: use one of those, or"
-                " exchange.partition = 'none'"
-            )
-    if plan.exchange not in PARTITION_EXCHANGES:
-        raise UnsupportedError(
-            f"exchange.kind = {plan.exchange!r} does not sum gradients at every update, which split"
-            f" layers need: use one of {', '.join(PARTITION_EXCHANGES)}, or"
-            " exchange.partition = 'none'"
-        )
     if not parts.elementwise or plan.compile:
         what = "numerics.compile" if plan.compile else "an optimizer of one's own"
         raise UnsupportedError(

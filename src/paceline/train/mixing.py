@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import DeadlineError, UnsupportedError
+from paceline.errors import DeadlineError
 from paceline.exchange.losses import Losses
-from paceline.schema import Plan, write_json
+from paceline.schema import write_json
 from paceline.train.team import Team
 
 if TYPE_CHECKING:
@@ -21,22 +21,6 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.1
 LOOK_SECONDS = 0.5
 """Between two looks for nodes that the launcher has lost."""
-
-
-def check_copies(plan: Plan) -> None:
-    """Refuse what cannot have a copy of its own on every node; said on every node."""
-    several = [node.host for node in plan.nodes if node.ranks > 1]
-    if several:
-        raise UnsupportedError(
-            f"exchange.kind = 'hogwild' needs one rank per node, but {several[0]} has more: use"
-            " local.strategy = 'threads' or 'replicas', or give the host slots"
-        )
-    idle = [node.host for node in plan.nodes if node.share == 0]
-    if idle:
-        raise UnsupportedError(
-            f"exchange.kind = 'hogwild' mixes trained copies, but {idle[0]} has a share of 0: give"
-            " it samples, or leave it out"
-        )
 
 
 class MixedTeam(Team):
@@ -142,4 +126,4 @@ class MixedTeam(Team):
         self.wait_for_all()
 
 
-__all__ = ["MixedTeam", "check_copies"]
+__all__ = ["MixedTeam"]
