@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from paceline.config.environment import expand_nodes, slurm_allocation, started_by
 from paceline.config.hosts import find_hosts, hosts_from, load_hosts
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, UnsupportedError
 from paceline.plan.together import NodeSite, plan_as_asked, plan_from_races, race_batches
-from paceline.schema import Candidate, Config, LocalSettings, NodePlan, Race, Workload
+from paceline.schema import (
+    Candidate,
+    Config,
+    ExchangeSettings,
+    LocalSettings,
+    NodePlan,
+    Race,
+    Workload,
+)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +150,18 @@ def test_one_layout_for_all_best_in_sum_and_shares_by_speed() -> None:
     assert [node.share for node in plan.nodes] == [1.0, pytest.approx(2 / 3)]
     assert plan.predicted["images_per_second"] == 500.0
     assert {rejected.option.partition(":")[0] for rejected in plan.rejected} == {"a", "b"}
+
+
+@pytest.mark.parametrize("kind", ["parameter_server", "hogwild"])
+def test_a_faster_strategy_that_does_not_go_with_the_exchange_is_left_out(kind: str) -> None:
+    config = Config(exchange=ExchangeSettings(kind=kind))  # type: ignore[arg-type]
+    fast = dataclasses.replace(entry("processes", 400.0), chosen=True)
+    races = {n: Race(candidates=(fast, entry("threads", 300.0))) for n in (0, 1)}
+    plan = plan_from_races(config, SITES, races)
+    assert [node.strategy for node in plan.nodes] == ["threads", "threads"]
+    only = {n: Race(candidates=(fast,)) for n in (0, 1)}
+    with pytest.raises(UnsupportedError, match="processes was raced, but .* one rank per node"):
+        plan_from_races(config, SITES, only)
 
 
 def test_numerics_that_change_results_are_taken_only_when_allowed() -> None:
