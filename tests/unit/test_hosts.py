@@ -160,7 +160,7 @@ def test_a_faster_strategy_that_does_not_go_with_the_exchange_is_left_out(kind: 
     plan = plan_from_races(config, SITES, races)
     assert [node.strategy for node in plan.nodes] == ["threads", "threads"]
     only = {n: Race(candidates=(fast,)) for n in (0, 1)}
-    with pytest.raises(UnsupportedError, match="processes was raced, but .* one rank per node"):
+    with pytest.raises(UnsupportedError, match=r"processes was raced, but .* one rank per node"):
         plan_from_races(config, SITES, only)
 
 
