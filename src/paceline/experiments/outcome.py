@@ -46,6 +46,11 @@ class Outcome:
     def done(self) -> bool:
         return not self.failed
 
+    @property
+    def absent(self) -> bool:
+        """A peer that is not installed here: nothing that went wrong."""
+        return self.step.kind == "peer" and self.failed.startswith("not installed")
+
     def number(self, key: str) -> float | None:
         """A finite number of the result, or of the run; None when it is not there."""
         if (value := finite(self.result.get(key))) is not None:

@@ -83,7 +83,9 @@ def write_experiment(outcomes: Outcomes, out: Path) -> Written:
 def make_report(outcomes: Outcomes, findings: Findings) -> Report:
     """Verdicts, notes, the experiment's own sections, steps."""
     experiment = outcomes.experiment
-    failed = [each for each in outcomes.all if each.failed and each.failed != NOT_RUN]
+    failed = [
+        each for each in outcomes.all if each.failed and each.failed != NOT_RUN and not each.absent
+    ]
     size = "short form (--quick)" if experiment.quick else "full size"
     return Report(
         title=experiment.title,
