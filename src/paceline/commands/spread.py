@@ -178,7 +178,7 @@ def foreseen(config: Config, session: Session, plan: Plan) -> Plan:
     names = [place_name(place) for place in session.places]
     try:
         predicted = foresee(config, found, plan, names, calibration())
-    except ConfigError:  # measured with other hosts, or before there was a link
+    except (ConfigError, UnsupportedError):  # other hosts, no link, or a kind without a model
         return plan
     return dataclasses.replace(plan, predicted={**plan.predicted, **predicted})
 
