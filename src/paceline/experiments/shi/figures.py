@@ -247,7 +247,7 @@ def lost(courses: Sequence[Course]) -> list[Figure]:
             key="lost-speed",
             title="Speed while workers die",
             caption=f"Updates of the first worker times the workers alive, in windows of"
-            f" {WINDOW:.0f} s; names say who was lost and when.",
+            f" {WINDOW:.0f} s. {'; '.join(_who(each) for each in shown)}.",
             x=Axis(title="seconds after the first update began", minimum=0.0),
             y=Axis(title="images/s", minimum=0.0),
             series=tuple(lines),
