@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,23 +49,26 @@ def test_same_weights_and_state_as_torch(name: str) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_closures_and_hooks_work(name: str) -> None:
-    model = nn.Linear(2, 1)
-    optimizer = getattr(lean, name)(model.parameters(), lr=0.1)
-    seen = []
-    optimizer.register_step_post_hook(lambda *_: seen.append("hook"))
+    start = nn.Linear(2, 1)
+    losses = {}
+    for place in (lean, torch.optim):
+        model = copy.deepcopy(start)
+        seen: list[str] = []
+        optimizer = getattr(place, name)(model.parameters(), lr=0.1)
+        optimizer.register_step_post_hook(lambda *_, seen=seen: seen.append("hook"))
 
-    def loss() -> torch.Tensor:
-        optimizer.zero_grad()
-        with torch.enable_grad():
-            value: torch.Tensor = model(torch.ones(1, 2)).square().sum()
-            value.backward()  # type: ignore[no-untyped-call]
-        return value
+        def loss(model: nn.Module = model, optimizer: Any = optimizer) -> torch.Tensor:
+            optimizer.zero_grad()
+            with torch.enable_grad():
+                value: torch.Tensor = model(torch.ones(1, 2)).square().sum()
+                value.backward()  # type: ignore[no-untyped-call]
+            return value
 
-    before = loss().item()
-    for _ in range(5):
-        optimizer.step(loss)
-    assert loss().item() < before
-    assert seen == ["hook"] * 5
+        losses[place.__name__] = [optimizer.step(loss).item() for _ in range(5)]
+        assert seen == ["hook"] * 5
+    ours, theirs = losses.values()
+    assert ours == theirs
+    assert len(set(ours)) == 5
 
 
 def test_training_does_not_import_the_compiler(tmp_path: Path) -> None:
