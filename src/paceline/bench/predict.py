@@ -255,8 +255,12 @@ class Proof:
                 if seconds > PATIENCE:
                     skipped.append(f"{title} on {name} at {rate}: {seconds:.0f} s per update")
                     continue
+                trial = _trial(title, WORKLOADS[model], option, choice, machines[model])
+                if len(trial.plan.nodes) < len(spec.hosts):
+                    skipped.append(f"{title} on {name} at {rate}: a host would get no samples")
+                    continue
                 predicted[title] = (model, option, choice)
-                trials.append(_trial(title, WORKLOADS[model], option, choice, machines[model]))
+                trials.append(trial)
         self._say(f"{name} at {rate or 'no rate'}: timing {len(trials)} options")
         rounds = max(trial.rounds or 1 for trial in trials)
         timings = run_in_lab(
