@@ -106,6 +106,7 @@ def test_ended_and_started_again(
     assert "It learns." in (out / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_every_kind_of_step_and_of_end(small: Path, tmp_path: Path, run_cli: RunCli) -> None:
     out = tmp_path / "out"
     words = ("experiment", small, "--out", out, "--json")

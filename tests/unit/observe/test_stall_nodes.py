@@ -25,6 +25,7 @@ def notes_of(folder: Path, rank: int) -> list[Note]:
     return list(read_run(folder)[rank][-1].notes)
 
 
+@pytest.mark.slow
 def test_a_node_that_thinks_says_where_through_the_store(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
