@@ -105,6 +105,7 @@ class Bench:
             "workload.data=digits",
             f"workload.batch_size={batch_size}",
             "local.strategy=threads",
+            "optimizer.schedule=constant",  # there are more updates than the epochs have
             f"local.threads={usable_cores()}",
         )
         config, self.run, _ = api.begin(load_config(None, changes), run=folder / "run")
