@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -135,18 +136,14 @@ class Clock:
         )
 
 
-def median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2] if values else float("nan")
-
-
 def summary(clock: Clock) -> dict[str, Any]:
     """What the epochs say together; the first, which warms up, is left out if there are others."""
     epochs = clock.epochs[1:] or clock.epochs
     return {
         "epochs": clock.epochs,
-        "images_per_second": median([each["images_per_second"] for each in epochs]),
-        "epoch_seconds": median([each["seconds"] for each in epochs]),
-        "update_seconds_mean": median([each["update_seconds_mean"] for each in epochs]),
+        "images_per_second": statistics.median([each["images_per_second"] for each in epochs]),
+        "epoch_seconds": statistics.median([each["seconds"] for each in epochs]),
+        "update_seconds_mean": statistics.median([each["update_seconds_mean"] for each in epochs]),
     }
 
 

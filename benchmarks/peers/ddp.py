@@ -14,11 +14,18 @@ import os
 import resource
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from benchmarks.peers import common
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from paceline.schema import Config
 
 
 def main() -> None:
@@ -67,27 +74,8 @@ def train(request: common.Request) -> None:
     model = DistributedDataParallel(parts.build_model().train())
     optimizer = plain_optimizer(config, model, batch_factor(config.optimizer, batch))
 
-    clock, done, train_loss = common.Clock(), 0, float("nan")
     sent, busy, start = common.sent_bytes(), cpu_seconds(), time.perf_counter()
-    for epoch in range(config.train.epochs):
-        sampler.set_epoch(epoch)
-        samples.epoch = epoch
-        clock.start()
-        losses = []
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            loss = parts.loss(model(inputs), targets)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            losses.append(loss.item())
-            clock.update()
-            done += 1
-            if done == config.train.steps:
-                break
-        train_loss = sum(losses) / len(losses)
-        clock.epoch(batch * len(losses), train_loss=train_loss)
-        if done == config.train.steps:
-            break
+    clock = train_epochs(config, loader, model, optimizer, parts.loss, batch)
     seconds = time.perf_counter() - start
     used = cpu_seconds() - busy
     after = common.sent_bytes()
@@ -101,7 +89,7 @@ def train(request: common.Request) -> None:
         result = common.summary(clock) | {
             "seconds": seconds,
             "read_seconds": read_seconds,
-            "train_loss": train_loss,
+            "train_loss": clock.epochs[-1]["train_loss"],
             "test_loss": test_loss,
             "test_accuracy": accuracy,
             "processes": world,
@@ -114,6 +102,37 @@ def train(request: common.Request) -> None:
         common.write_result(request.result, result)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def train_epochs(
+    config: Config,
+    loader: Any,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_of: Callable[..., torch.Tensor],
+    batch: int,
+) -> common.Clock:
+    """Every epoch, or as many updates as are asked for, as PyTorch's tutorials write it."""
+    clock, done, asked = common.Clock(), 0, config.train.steps
+    for epoch in range(config.train.epochs):
+        loader.sampler.set_epoch(epoch)
+        loader.dataset.epoch = epoch
+        clock.start()
+        losses = []
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            loss = loss_of(model(inputs), targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(loss.item())
+            clock.update()
+            done += 1
+            if done == asked:
+                break
+        clock.epoch(batch * len(losses), train_loss=sum(losses) / len(losses))
+        if done == asked:
+            break
+    return clock
 
 
 class Samples:

@@ -52,7 +52,7 @@ def train(request: common.Request) -> None:
     import torch
     from torch.utils.data import DataLoader, DistributedSampler
 
-    from benchmarks.peers.ddp import Samples, cpu_seconds, plain_optimizer
+    from benchmarks.peers.ddp import Samples, cpu_seconds, plain_optimizer, train_epochs
     from paceline.config import load_config
     from paceline.train.optimizers import batch_factor
     from paceline.train.parts import make_parts
@@ -74,27 +74,8 @@ def train(request: common.Request) -> None:
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
-    clock, done, train_loss = common.Clock(), 0, float("nan")
     sent, busy, start = common.sent_bytes(), cpu_seconds(), time.perf_counter()
-    for epoch in range(config.train.epochs):
-        sampler.set_epoch(epoch)
-        samples.epoch = epoch
-        clock.start()
-        losses = []
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            loss = parts.loss(model(inputs), targets)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            losses.append(loss.item())
-            clock.update()
-            done += 1
-            if done == config.train.steps:
-                break
-        train_loss = sum(losses) / len(losses)
-        clock.epoch(batch * len(losses), train_loss=train_loss)
-        if done == config.train.steps:
-            break
+    clock = train_epochs(config, loader, model, optimizer, parts.loss, batch)
     seconds = time.perf_counter() - start
     after = common.sent_bytes()
     traffic = after - sent if sent is not None and after is not None else 0
@@ -105,7 +86,7 @@ def train(request: common.Request) -> None:
         result = common.summary(clock) | {
             "seconds": seconds,
             "read_seconds": read_seconds,
-            "train_loss": train_loss,
+            "train_loss": clock.epochs[-1]["train_loss"],
             "processes": world,
             "threads": torch.get_num_threads(),
             "batch_size": batch,

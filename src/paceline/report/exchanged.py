@@ -89,16 +89,18 @@ def exchanged_section(run: RunData) -> Section | None:
         title="What agreeing cost",
         text=(" ".join(text),),
         blocks=(
-            _stacked(
-                "exchange-time", "Communication of each update", HOW, "ms per update", names,
+            _bar_figure(
+                "exchange-time", ("Communication of each update", HOW, "ms per update"), names,
                 (("hidden under computing", 0, [n[5] for n in counted]),
-                 ("computing stood still", 1, [n[6] for n in counted])),
+                 ("computing stood still", 1, [n[6] for n in counted])), stacked=True,
             ),
-            _beside(
-                "exchange-bytes", "Bytes of each update",
-                "Bytes handed to the network for each update, as the exchange counts them; a sum by"
-                " a library is counted as a ring.", "MB per update", names,
+            _bar_figure(
+                "exchange-bytes",
+                ("Bytes of each update",
+                 "Bytes handed to the network for each update, as the exchange counts them; a sum"
+                 " by a library is counted as a ring.", "MB per update"), names,
                 (("sent", 0, [n[0] for n in counted]), ("received", 2, [n[1] for n in counted])),
+                stacked=False,
             ),
             Table(
                 key="exchanged", title="Exchange of each update",
@@ -120,31 +122,19 @@ def _bars(names: Sequence[str], bars: Bars) -> tuple[Series, ...]:
     )
 
 
-def _stacked(
-    key: str, title: str, caption: str, unit: str, names: Sequence[str], bars: Bars
+def _bar_figure(
+    key: str, words: tuple[str, str, str], names: Sequence[str], bars: Bars, *, stacked: bool
 ) -> Figure:
+    """A row of bars for each name; `words` are title, caption and unit."""
+    title, caption, unit = words
     return Figure(
         key=key,
         title=title,
         caption=caption,
-        x=Axis(title="rank", kind="category"),
+        x=Axis(title="", kind="category"),
         y=Axis(title=unit, minimum=0.0),
         series=_bars(names, bars),
-        stacked=True,
-        horizontal=True,
-    )
-
-
-def _beside(
-    key: str, title: str, caption: str, unit: str, names: Sequence[str], bars: Bars
-) -> Figure:
-    return Figure(
-        key=key,
-        title=title,
-        caption=caption,
-        x=Axis(title="rank", kind="category"),
-        y=Axis(title=unit, minimum=0.0),
-        series=_bars(names, bars),
+        stacked=stacked,
         horizontal=True,
     )
 
@@ -172,18 +162,20 @@ def exchange_section(runs: Sequence[RunData]) -> Section | None:
     if counted:
         labels = [run.name for run, _ in counted]
         figures += [
-            _stacked(
-                "exchange-time", "Communication of each update by exchange",
-                f"Mean of the nodes. {HOW}", "ms per update", labels,
+            _bar_figure(
+                "exchange-time",
+                ("Communication of each update by exchange", f"Mean of the nodes. {HOW}",
+                 "ms per update"), labels,
                 (("hidden under computing", 0, [n[5] for _, n in counted]),
-                 ("computing stood still", 1, [n[6] for _, n in counted])),
+                 ("computing stood still", 1, [n[6] for _, n in counted])), stacked=True,
             ),
-            _beside(
-                "exchange-traffic", "Traffic by exchange",
-                "Bytes handed to the network for each update, mean of the nodes.",
-                "MB per update and node", labels,
+            _bar_figure(
+                "exchange-traffic",
+                ("Traffic by exchange",
+                 "Bytes handed to the network for each update, mean of the nodes.",
+                 "MB per update and node"), labels,
                 (("sent", 0, [n[0] for _, n in counted]),
-                 ("received", 2, [n[1] for _, n in counted])),
+                 ("received", 2, [n[1] for _, n in counted])), stacked=False,
             ),
         ]  # fmt: skip
     numbers: dict[str, tuple[float | None, ...]] = {run.name: found for run, found in counted}
