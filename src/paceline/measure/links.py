@@ -31,6 +31,13 @@ if TYPE_CHECKING:
 PINGS = 20
 TRANSFERS = 5
 """Timed transfers per direction, after those that found how many bytes to send."""
+MOST_TRANSFERS = 15
+STEADY = 1.2
+"""Upper over lower quartile of transfers that nothing disturbed."""
+FIRST = 2**18
+"""Bytes of the first transfer."""
+PROBES = 2
+"""Transfers that find how many bytes to send; the faster one counts."""
 LONG_ENOUGH = 0.12
 """Seconds that a transfer must take: far above latencies, and above what queues can hold."""
 LARGEST = 64 * 2**20
@@ -109,15 +116,31 @@ class _Pair:
 
     def rate(self, way: int, latency: float) -> Figure:
         """Bytes per second, of as many bytes as take long enough to be told from latency."""
-        size = 2**18
-        while (taken := self.transfer(way, size)) < LONG_ENOUGH and size < LARGEST:
+        size = FIRST
+        while True:
+            fastest = min(self.transfer(way, size) for _ in range(PROBES))
+            if fastest >= LONG_ENOUGH or size == LARGEST:
+                times = self.transfers(way, size)
+                fastest = min(times)
+                if fastest >= LONG_ENOUGH / 2 or size == LARGEST:
+                    break  # else the machine had paused while it was probed
             # From what was seen, not by doubling alone: fast links need many bytes.
-            factor = 1.2 * LONG_ENOUGH / max(taken, 1e-4)
+            factor = 1.2 * LONG_ENOUGH / max(fastest, 1e-4)
             size = min(LARGEST, math.ceil(size * min(16.0, max(1.5, factor))))
-        rates = [size / max(1e-9, self.transfer(way, size) - 2 * latency) for _ in range(TRANSFERS)]
+        rates = [size / max(1e-9, taken - 2 * latency) for taken in times]
         words = {_ALONE: "one way", _BACK: "back", _BOTH: "each way at once"}[way]
-        how = f"{TRANSFERS} times {size / 2**20:.3g} MB {words} over {self.network.backend}"
+        how = f"{len(times)} times {size / 2**20:.3g} MB {words} over {self.network.backend}"
         return figure(rates, how)
+
+    def transfers(self, way: int, size: int) -> list[float]:
+        """Seconds of `TRANSFERS` transfers, of more when they differ: something disturbs them."""
+        times: list[float] = []
+        while len(times) < MOST_TRANSFERS:
+            times += [self.transfer(way, size) for _ in range(TRANSFERS)]
+            quartiles = statistics.quantiles(times, n=4, method="inclusive")
+            if quartiles[2] < STEADY * quartiles[0]:
+                break
+        return times
 
 
 def _answer(network: Network, peer: int) -> None:
@@ -156,7 +179,7 @@ def measure_allreduce(
         if guess > PATIENCE:
             break
         values = torch.zeros(max(1, size // 4))
-        warm = _agreed(network, _timed_sum(network, values, clock))
+        warm = _agreed(network, min(_timed_sum(network, values, clock) for _ in range(PROBES)))
         repeats = int(min(15.0, max(3.0, POINT_SECONDS / max(warm, 1e-4))))
         before = time.process_time()
         times = [_timed_sum(network, values, clock) for _ in range(repeats)]
