@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paced_model import put_into
 from trainings import SMALL
 
 from paceline import api
@@ -32,29 +33,6 @@ from paceline.run import RunDirectory
 sys.exit(run_node(RunDirectory(Path(sys.argv[1])), rank_context(), silent=True))
 """
 
-# Each forward pass of training takes as many seconds more as stand in the file `pace` beside it.
-_MODEL = """
-import pathlib, time, torch
-
-HERE = pathlib.Path(__file__).parent
-
-class Paced(torch.nn.Module):
-    def __init__(self, channels=1, image_size=8, classes=10):
-        super().__init__()
-        self.layers = torch.nn.Sequential(
-            torch.nn.Flatten(),
-            torch.nn.Linear(channels * image_size**2, 64),
-            torch.nn.ReLU(),
-            torch.nn.Linear(64, classes),
-        )
-
-    def forward(self, inputs):
-        pace = HERE / "pace"
-        if self.training and pace.exists():
-            time.sleep(float(pace.read_text() or 0))
-        return self.layers(inputs)
-"""
-
 
 class Nodes:
     """Processes of the nodes of one run, on loopback."""
@@ -63,9 +41,8 @@ class Nodes:
         """Without servers the plan's exchange is `exchange.kind`."""
         self.run, self.count = folder / "run", workers + servers
         self.run.mkdir()
-        (folder / "paced.py").write_text(_MODEL)
         self.pace = folder / "pace"
-        settings = SMALL | {"workload.model": f"{folder / 'paced.py'}:Paced"} | changes
+        settings = SMALL | {"workload.model": put_into(folder)} | changes
         settings |= {"exchange.servers": max(1, servers), "train.deadline": 20}
         config = api.resolve(load_config(None, [f"{k}={v}" for k, v in settings.items()]))
         (self.run / "config.toml").write_text(dump_config(config))

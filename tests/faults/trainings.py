@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from paced_model import put_into
+
 # Ten updates an epoch of a network that takes milliseconds: faults, not arithmetic, take the time.
 SMALL = {
     "workload.model": "shallow_cnn",
@@ -84,34 +86,12 @@ class Training:
         return int(newest.removeprefix("step-"))
 
 
-# Learns like any other; while a file `pace` lies beside it, each forward pass of training takes
-# as many seconds more as stand in there, so that a test can act in the middle of it.
-PACED = """
-import pathlib, time, torch
-
-HERE = pathlib.Path(__file__).parent
-
-class Paced(torch.nn.Module):
-    def __init__(self, classes=10):
-        super().__init__()
-        self.layer = torch.nn.Linear(784, classes)
-
-    def forward(self, inputs):
-        pace = HERE / "pace"
-        if self.training and pace.exists():
-            (HERE / "asleep").touch()
-            time.sleep(float(pace.read_text()))
-        return self.layer(inputs.flatten(1))
-"""
-
-
 class PacedTraining(Training):
     """A training whose updates take as long as the test wants."""
 
     def __init__(self, run: Path, *, pace: float | None = None, **changes: Any) -> None:
         folder = run.parent
-        (folder / "paced.py").write_text(PACED)
-        model = {"workload__model": folder / "paced.py:Paced"}
+        model = {"workload__model": put_into(folder)}
         super().__init__(run, **(model | changes))
         self._pace = folder / "pace"
         self.asleep = folder / "asleep"

@@ -35,11 +35,8 @@ class Neighbours(Network):
     def __init__(
         self, context: RankContext, plan: Plan, options: ExchangeSettings, *, deadline: float
     ) -> None:
-        self.hosts = [node.host for node in plan.nodes]
-        self.rank, self.size = context.node, len(plan.nodes)
-        self.backend, self.group, self.place = context.backend, None, "start-up"
-        self.traffic = Traffic()
-        self._lock = threading.Lock()
+        hosts = [node.host for node in plan.nodes]
+        super().__init__(None, hosts, backend=context.backend, rank=context.node)
         self.every, self.deadline = options.mix_every, deadline
         self.shares = [node.share for node in plan.nodes]
         self.roll = Roll({n: host for n, host in enumerate(self.hosts) if n != context.node})

@@ -110,14 +110,21 @@ class Network:
     """Until when (perf_counter) communication is in `traffic.seconds`."""
 
     def __init__(
-        self, group: Any, hosts: Sequence[str], *, backend: str, store: TCPStore | None = None
+        self,
+        group: Any,
+        hosts: Sequence[str],
+        *,
+        backend: str,
+        rank: int | None = None,
+        store: TCPStore | None = None,
     ) -> None:
+        """`rank` is this node's number where there is no group of all that knows it."""
         self.group = group
         self._store = store
         self.hosts = list(hosts)
         self.backend = backend
-        self.rank: int = group.rank()
-        self.size: int = group.size()
+        self.rank: int = group.rank() if rank is None else rank
+        self.size = len(self.hosts)
         self.traffic = Traffic()
         self.place = "start-up"
         """What the run is doing, for messages: "update 12"."""

@@ -13,7 +13,7 @@ import torch
 from paceline.errors import WorkerError
 from paceline.exchange.groups import server_group, server_groups
 from paceline.exchange.meeting import Meeting
-from paceline.exchange.network import Network, Traffic
+from paceline.exchange.network import Network
 from paceline.exchange.shards import cut, shard_bounds
 from paceline.exchange.wire import Answer, Kind, Link, LostError, Request
 from paceline.schema import ExchangeSettings, Plan, RankContext
@@ -31,11 +31,8 @@ class Served(Network):
     def __init__(
         self, context: RankContext, plan: Plan, options: ExchangeSettings, *, deadline: float
     ) -> None:
-        self.hosts = [node.host for node in plan.nodes]
-        self.rank, self.size = context.node, len(plan.nodes)
-        self.backend, self.group, self.place = context.backend, None, "start-up"
-        self.traffic = Traffic()
-        self._lock = threading.Lock()
+        hosts = [node.host for node in plan.nodes]
+        super().__init__(None, hosts, backend=context.backend, rank=context.node)
         self.options, self.deadline = options, deadline
         self.asynchronous = options.mode == "async"
         planned = min(plan.servers)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from paced_model import put_into
 
 from paceline.lab import Lab
 from paceline.lab.testing import make_lab
@@ -27,28 +28,6 @@ SETTINGS = {
     "exchange.kind": "parameter_server",
     "exchange.mode": "async",
 }
-# As slow as the file `pace` beside it says, so that a test can act in the middle of training.
-MODEL = """
-import pathlib, time, torch
-
-HERE = pathlib.Path(__file__).parent
-
-class Paced(torch.nn.Module):
-    def __init__(self, channels=1, image_size=8, classes=10):
-        super().__init__()
-        self.layers = torch.nn.Sequential(
-            torch.nn.Flatten(),
-            torch.nn.Linear(channels * image_size**2, 64),
-            torch.nn.ReLU(),
-            torch.nn.Linear(64, classes),
-        )
-
-    def forward(self, inputs):
-        pace = HERE / "pace"
-        if self.training and pace.exists():
-            time.sleep(float(pace.read_text() or 0))
-        return self.layers(inputs)
-"""
 
 
 def wait_for(condition: Callable[[], bool], process: object, log: Path, seconds: float) -> None:
@@ -61,8 +40,7 @@ def wait_for(condition: Callable[[], bool], process: object, log: Path, seconds:
 
 def words(folder: Path, **changes: object) -> list[str]:
     """A training's settings, with the model in the folder."""
-    (folder / "paced.py").write_text(MODEL)
-    settings = SETTINGS | {"workload.model": f"{folder / 'paced.py'}:Paced"}
+    settings = SETTINGS | {"workload.model": put_into(folder)}
     settings |= {key.replace("__", "."): value for key, value in changes.items()}
     return [word for pair in settings.items() for word in ("--set", f"{pair[0]}={pair[1]}")]
 

@@ -1,0 +1,40 @@
+"""A small model that takes as long as a test wants, so that the test can act in the middle.
+
+While a file `pace` lies beside it, each forward pass of training takes as many seconds more as
+stand in there, and a file `asleep` says that one has begun.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import torch
+
+HERE = Path(__file__).parent
+
+
+class Paced(torch.nn.Module):
+    def __init__(self, channels: int = 1, image_size: int = 8, classes: int = 10) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Flatten(),
+            torch.nn.Linear(channels * image_size**2, 64),
+            torch.nn.ReLU(),
+            torch.nn.Linear(64, classes),
+        )
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        pace = HERE / "pace"
+        if self.training and pace.exists():
+            (HERE / "asleep").touch()
+            time.sleep(float(pace.read_text() or 0))
+        result: torch.Tensor = self.layers(inputs)
+        return result
+
+
+def put_into(folder: Path) -> str:
+    """A copy in a folder of its own, where `pace` can be set; what `workload.model` is then."""
+    shutil.copyfile(__file__, folder / "paced.py")
+    return f"{folder / 'paced.py'}:Paced"
