@@ -1,9 +1,14 @@
-"""When a training has reached what it was asked for."""
+"""When a training has reached what it was asked for, and when it never will."""
 
 from __future__ import annotations
 
+import math
+
 from paceline.schema.config import Until
 from paceline.train.evaluate import Score
+
+EXPLODED = 1000.0
+"""A loss this many times the first one is not training any more."""
 
 
 class Goal:
@@ -33,3 +38,21 @@ class Goal:
         if until.patience is not None and self.since_best >= until.patience:
             return f"no better accuracy for {self.since_best} epochs: train.until.patience is met"
         return None
+
+
+class LossWatch:
+    """Holds every loss against the first one.
+
+    >>> watch = LossWatch()
+    >>> [watch.has_diverged(loss) for loss in (2.3, 40.0, 2301.0, float("nan"))]
+    [False, False, True, True]
+    """
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+
+    def has_diverged(self, loss: float) -> bool:
+        """True where going on would only waste time."""
+        if self._first is None:
+            self._first = loss
+        return not math.isfinite(loss) or loss > EXPLODED * max(1.0, abs(self._first))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -35,16 +34,13 @@ from paceline.train.checkpoint import Checkpoints, Position, TrainState
 from paceline.train.comparison import comparison, node_memory_mb
 from paceline.train.device import use_deterministic
 from paceline.train.evaluate import evaluate
-from paceline.train.goal import Goal
+from paceline.train.goal import Goal, LossWatch
 from paceline.train.optimizers import batch_factor, schedule_factor
 from paceline.train.parts import Parts, make_parts
 from paceline.train.serving import make_team
 from paceline.train.shares import describe_shares, rebalanced, worker_shares
 from paceline.train.signals import StopSignals
 from paceline.train.watching import observed
-
-EXPLODED = 1000.0
-"""A loss this many times the first one is not training any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +104,7 @@ class Trainer:
         self.traffic = Traffic()
         self.goal = Goal(self.config.train.until)
         self.saved_at = -1
-        self.first_loss: float | None = None
+        self.losses = LossWatch()
         self.started = started
 
     @property
@@ -185,8 +181,8 @@ class Trainer:
         self.tally.add(loss_sum=result.loss_sum, correct=result.correct, samples=result.samples)
         self.tally.read_seconds += batch.wait_seconds
         loss = result.loss_sum / result.samples if result.samples else None
-        if loss is not None:
-            self.check_loss(loss)
+        if loss is not None and self.losses.has_diverged(loss):
+            raise DivergedError(self.describe_divergence(loss))
         self.position = dataclasses.replace(
             self.position, step=self.position.step + 1, update=update + 1
         )
@@ -216,16 +212,12 @@ class Trainer:
         )
         self.view.advance(images=batch.total, loss=None)
 
-    def check_loss(self, loss: float) -> None:
-        """Stop where going on would only waste time."""
-        if self.first_loss is None:
-            self.first_loss = loss
-        if math.isfinite(loss) and loss <= EXPLODED * max(1.0, abs(self.first_loss)):
-            return
+    def describe_divergence(self, loss: float) -> str:
+        """What happened, what may help, and what is left."""
         rate = self.config.optimizer.learning_rate * self.rate_factor
         newest = self.checkpoints.newest()
         kept = f"the newest checkpoint is {newest}" if newest else "there is no checkpoint yet"
-        raise DivergedError(
+        return (
             f"the loss became {loss:g} at update {self.position.update + 1} (epoch"
             f" {self.position.epoch + 1}, learning rate {rate:g}): lower optimizer.learning_rate,"
             f" raise optimizer.warmup, or set optimizer.clip_norm; {kept}"
