@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import doctest
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.local import pieces
 from paceline.local.pieces import divide
 
 SIZES = st.lists(st.integers(1, 5000), min_size=1, max_size=12)
@@ -47,7 +44,3 @@ def test_cuts_lie_on_cache_lines_and_parts_are_equal(sizes: list[int], ranks: in
 def test_fewer_elements_than_ranks_leaves_some_with_nothing() -> None:
     divided = divide([("bias", 3)], 4)
     assert sum(len(parts) for parts in divided) == 1
-
-
-def test_example_in_the_docstring() -> None:
-    assert doctest.testmod(pieces).failed == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.data import sampler as sampler_module
 from paceline.data.sampler import GlobalSampler, apportion
 from paceline.errors import ConfigError
 
@@ -115,7 +113,3 @@ def test_order_is_the_same_on_every_machine_and_version() -> None:
 def test_no_samples_are_refused() -> None:
     with pytest.raises(ConfigError, match="0 samples"):
         GlobalSampler(samples=0, batch_size=4, seed=0)
-
-
-def test_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(sampler_module).failed == 0

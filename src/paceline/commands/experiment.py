@@ -97,8 +97,8 @@ def _chosen(experiment: Experiment, only: tuple[str, ...]) -> list[Step]:
 
 
 def _list(as_json: bool) -> None:
-    from paceline.experiments.estimate import duration
     from paceline.experiments.spec import built_in, load_experiment
+    from paceline.text import duration
 
     rows: list[dict[str, Any]] = []
     for name, folder in built_in().items():

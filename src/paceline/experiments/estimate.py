@@ -19,6 +19,7 @@ from paceline.experiments.running import PACELINE, Work, prepare
 from paceline.experiments.spec import Step
 from paceline.report.load import finite
 from paceline.schema import write_json
+from paceline.text import duration
 
 WORTH_PREDICTING = 600.0
 """Seconds from which on an experiment is worth the half minute that a prediction takes."""
@@ -113,16 +114,3 @@ def _predict(step: Step, out: Path) -> float | None:
         )
         return finite(json.loads(done.stdout)["rows"][0]["end_seconds"])
     return None
-
-
-def duration(seconds: float) -> str:
-    """Short and readable.
-
-    >>> duration(75), duration(4.25), duration(7300)
-    ('1 min 15 s', '4 s', '2 h 2 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    if seconds < 3600:
-        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"

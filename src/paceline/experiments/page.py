@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from paceline.errors import ConfigError, UserError
-from paceline.experiments.estimate import duration
 from paceline.experiments.outcome import NOT_RUN, Claim, Findings, Outcomes
 from paceline.experiments.spec import BUILT_IN, Experiment
 from paceline.report.figure import Section, Table
@@ -26,6 +25,7 @@ from paceline.report.write import (
     write_tables,
 )
 from paceline.schema import encode, write_json
+from paceline.text import duration
 
 VERDICTS = ("holds", "does not hold", "cannot be tested here")
 

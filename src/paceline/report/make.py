@@ -25,6 +25,7 @@ from paceline.report.plotly import VERSION
 from paceline.report.predicted import measured, predicted_section
 from paceline.report.several import several_sections
 from paceline.report.timeline import timeline_section
+from paceline.text import duration
 
 
 def make_report(runs: Sequence[RunData]) -> Report:
@@ -75,7 +76,7 @@ def _tiles(run: RunData) -> list[tuple[str, str]]:
         tiles.append((f"{run.accuracy:.2%}", "test accuracy after the last epoch"))
     seconds = run.number("total_seconds")
     if seconds is not None:
-        tiles.append((_duration(seconds), "in all, evaluation included"))
+        tiles.append((duration(seconds), "in all, evaluation included"))
     chosen = next((c for c in run.race.candidates if c.chosen), None) if run.race else None
     if chosen is not None and chosen.speedup:
         tiles.append((f"{chosen.speedup:.2f}x", "sequential, in the race"))
@@ -84,19 +85,6 @@ def _tiles(run: RunData) -> list[tuple[str, str]]:
         tiles.append((f"{ratio:.2f}", "coordination to computation"))
     tiles.append(("yes" if run.finished else "no", "finished"))
     return tiles
-
-
-def _duration(seconds: float) -> str:
-    """Short and readable.
-
-    >>> _duration(75), _duration(4.25), _duration(7300)
-    ('1 min 15 s', '4.2 s', '2 h 2 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
 
 
 def _several(runs: Sequence[RunData]) -> Report:

@@ -197,7 +197,7 @@ def test_the_estimate_learns_from_what_is_done() -> None:
     before = [outcome("a", 10, None), outcome("b", 20, None), outcome("c", 0, None)]
     guess = estimate(before)
     assert (guess.seconds, guess.steps, guess.unknown, guess.factor) == (30, 3, 1, None)
-    assert "30 s for 3 steps, without 1 whose time is not known" in guess.words
+    assert "30.0 s for 3 steps, without 1 whose time is not known" in guess.words
     after = [outcome("a", 10, 15), *before[1:]]
     assert estimate(after).seconds == 30  # 20 s at one and a half times the declared time
     assert estimate([outcome("a", 10, 15)]).words == "nothing is left to be run"

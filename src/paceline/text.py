@@ -1,0 +1,19 @@
+"""Figures as people read them."""
+
+from __future__ import annotations
+
+
+def duration(seconds: float) -> str:
+    """Short and readable.
+
+    >>> duration(75), duration(4.25), duration(7300)
+    ('1 min 15 s', '4.2 s', '2 h 1 min')
+    >>> duration(59.99), duration(119.7)
+    ('1 min 0 s', '2 min 0 s')
+    """
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
