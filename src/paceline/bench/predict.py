@@ -353,5 +353,5 @@ def _trial(
         settings=settings,
         plan=plan,
         updates=max(1, min(10, round(TURN_SECONDS / seconds))),
-        rounds=3 if seconds < 1.0 else 2 if seconds < 5.0 else 1,
+        rounds=5 if seconds < 1.0 else 3 if seconds < 8.0 else 1,
     )

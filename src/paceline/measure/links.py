@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 PINGS = 20
 TRANSFERS = 5
 """Timed transfers per direction, after those that found how many bytes to send."""
-MOST_TRANSFERS = 15
+MOST_TIMES = 15
+"""Times taken of one thing when they differ."""
 STEADY = 1.2
-"""Upper over lower quartile of transfers that nothing disturbed."""
+"""Upper over lower quartile of times that nothing disturbed."""
 FIRST = 2**18
 """Bytes of the first transfer."""
 PROBES = 2
@@ -135,12 +136,14 @@ class _Pair:
     def transfers(self, way: int, size: int) -> list[float]:
         """Seconds of `TRANSFERS` transfers, of more when they differ: something disturbs them."""
         times: list[float] = []
-        while len(times) < MOST_TRANSFERS:
+        while not times or (len(times) < MOST_TIMES and not _is_steady(times)):
             times += [self.transfer(way, size) for _ in range(TRANSFERS)]
-            quartiles = statistics.quantiles(times, n=4, method="inclusive")
-            if quartiles[2] < STEADY * quartiles[0]:
-                break
         return times
+
+
+def _is_steady(times: Sequence[float]) -> bool:
+    low, _, high = statistics.quantiles(times, n=4, method="inclusive")
+    return high < STEADY * low
 
 
 def _answer(network: Network, peer: int) -> None:
@@ -182,12 +185,14 @@ def measure_allreduce(
         warm = _agreed(network, min(_timed_sum(network, values, clock) for _ in range(PROBES)))
         repeats = int(min(15.0, max(3.0, POINT_SECONDS / max(warm, 1e-4))))
         before = time.process_time()
-        times = [_timed_sum(network, values, clock) for _ in range(repeats)]
+        means: list[float] = []
+        while not means or (len(means) < MOST_TIMES and not _is_steady(means)):
+            times = [_timed_sum(network, values, clock) for _ in range(repeats)]
+            means += network.total([t / network.size for t in times], "times of sums")
         if size >= CPU_FROM:
             spent += time.process_time() - before
-            sent += repeats * 2 * (network.size - 1) / network.size * values.nbytes
-        means = network.total([t / network.size for t in times], "times of sums")
-        how = f"{repeats} sums one after another, mean of {network.size} hosts"
+            sent += len(means) * 2 * (network.size - 1) / network.size * values.nbytes
+        how = f"{len(means)} sums one after another, mean of {network.size} hosts"
         points.append(CurvePoint(bytes=values.nbytes, seconds=figure(means, how)))
         guess = statistics.median(means) * 4
     effort = _agreed(network, spent / sent if sent else 0.0)
