@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from paceline.bench.cluster import Row, run_in_lab, summarise
 from paceline.bench.trials import Bench, Trial
 from paceline.errors import ConfigError, unknown_name
 from paceline.lab import LabSpec
-from paceline.schema import NodePlan, Plan
+from paceline.schema import NodePlan, Plan, read_json, write_json
 
 STOCK = "stock DDP"
 PARTITION = "partition"
@@ -71,30 +73,89 @@ class Cell:
 
     model: str
     hosts: int
+    cores: tuple[float | None, ...]
     rate: str
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """What it is about, in words."""
+        cores = ", ".join(f"{count:g}" for count in dict.fromkeys(self.cores) if count)
+        size = f" of {cores} core{'' if cores == '1' else 's'}" if cores else ""
+        return f"{self.model} on {self.hosts} hosts{size} at {self.rate}"
 
 
-def run_exchanges(
-    spec: LabSpec,
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """Cells that are done: kept in a file, so that a run that was ended can go on."""
+
+    cells: tuple[Cell, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How long each trial is timed."""
+
+    rounds: int = 2
+    updates: int = 2
+
+
+def run_matrix(
+    specs: Sequence[LabSpec],
     models: Sequence[str],
-    exchanges: Sequence[str] = EXCHANGES,
+    exchanges: Sequence[str],
+    effort: Effort,
     *,
-    rounds: int = 2,
-    updates: int = 2,
+    out: Path | None = None,
     say: Callable[[str], None] = lambda text: None,
-) -> list[Cell]:
-    """One cell per model; the exchanges of a model take turns."""
-    cells = []
+) -> tuple[Cell, ...]:
+    """One cell per lab and model; what is in `out` already is not done again."""
+    known = read_json(Matrix, out).cells if out is not None and out.exists() else ()
+    cells: list[Cell] = []
     for name in models:
         if name not in MODELS:
             raise ConfigError(unknown_name("bench model", name, MODELS))
-        trials = tuple(_trial(MODELS[name], kind, spec, updates) for kind in exchanges)
-        timings = run_in_lab(spec, Bench(trials=trials, rounds=rounds, deadline=600.0), say=say)
-        rows = tuple(summarise(trials, timings))
-        rate = str(spec.link.rate or "unshaped")
-        cells.append(Cell(model=name, hosts=len(spec.hosts), rate=rate, rows=rows))
-    return cells
+    for spec, name in itertools.product(specs, models):
+        wanted = _empty_cell(spec, name)
+        missing = tuple(kind for kind in exchanges if not _rows(known, wanted, (kind,)))
+        if missing:
+            say(f"{wanted.title}: {', '.join(missing)}")
+            rows = _timed(spec, MODELS[name], missing, effort, say)
+            known = (*known, replace(wanted, rows=rows))
+            if out is not None:
+                write_json(out, Matrix(cells=known))
+        cells.append(replace(wanted, rows=_rows(known, wanted, exchanges)))
+    return tuple(cells)
+
+
+def _empty_cell(spec: LabSpec, model: str) -> Cell:
+    return Cell(
+        model=model,
+        hosts=len(spec.hosts),
+        cores=tuple(host.cores for host in spec.hosts),
+        rate=str(spec.link.rate or "no limit"),
+    )
+
+
+def _rows(known: Sequence[Cell], wanted: Cell, exchanges: Sequence[str]) -> tuple[Row, ...]:
+    """What is known of these exchanges for a model on a lab."""
+    rows = {
+        row.name: row for cell in known if replace(cell, rows=()) == wanted for row in cell.rows
+    }
+    return tuple(rows[kind] for kind in exchanges if kind in rows)
+
+
+def _timed(
+    spec: LabSpec,
+    model: Model,
+    exchanges: Sequence[str],
+    effort: Effort,
+    say: Callable[[str], None],
+) -> tuple[Row, ...]:
+    """The exchanges of a model take turns."""
+    trials = tuple(_trial(model, kind, spec, effort.updates) for kind in exchanges)
+    bench = Bench(trials=trials, rounds=effort.rounds, deadline=600.0)
+    return tuple(summarise(trials, run_in_lab(spec, bench, timeout=2 * 3600.0, say=say)))
 
 
 def _trial(model: Model, kind: str, spec: LabSpec, updates: int) -> Trial:

@@ -22,51 +22,62 @@ def command() -> None:
 
     \b
     paceline bench exchange --lab examples/lab/two-hosts.toml --model alexnet
-    paceline bench exchange --set link.rate=100mbit --exchange partition --exchange "stock DDP"
+    paceline bench exchange --rate 100mbit --exchange partition --exchange "stock DDP"
     paceline bench shares --cores 0.8,0.2
     paceline bench predict --out predict.json
     """
 
 
 @command.command()
-@click.option("--lab", "file", type=click.Path(path_type=Path), help="Hosts; two of one core each.")
+@click.option(
+    "--lab",
+    "files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Hosts; two of one core each when left out; repeatable.",
+)
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key of --lab.")
+@click.option("--rate", "rates", multiple=True, help="Of every link, as 100mbit; repeatable.")
 @click.option("--model", "models", multiple=True, help="mnist_cnn, alexnet, vgg16; repeatable.")
 @click.option("--exchange", "exchanges", multiple=True, help="Only these; repeatable.")
 @click.option("--rounds", default=2, show_default=True, help="How often all take turns.")
 @click.option("--updates", default=2, show_default=True, help="Timed updates per turn.")
+@click.option("--out", type=click.Path(path_type=Path), help="Keep results; go on from there.")
 @click.option("--json", "as_json", is_flag=True, help="Print for programs.")
 def exchange(
-    file: Path | None,
+    files: tuple[Path, ...],
     changes: tuple[str, ...],
+    rates: tuple[str, ...],
     models: tuple[str, ...],
     exchanges: tuple[str, ...],
     rounds: int,
     updates: int,
+    out: Path | None,
     as_json: bool,
 ) -> None:
     """Every exchange and stock DDP over Gloo: seconds per update, images/s, bytes, waiting."""
-    from paceline.bench.exchange import EXCHANGES, MODELS, run_exchanges
+    from paceline.bench.exchange import EXCHANGES, MODELS, Effort, run_matrix
     from paceline.lab import LabSpec
 
-    if file is None:
-        spec = LabSpec.from_tables(_two_hosts(), changes)
-    else:
-        spec = LabSpec.load(file, changes)
-    cells = run_exchanges(
-        spec,
+    all_changes = [(*changes, f"link.rate={rate}") for rate in rates] or [changes]
+    specs = [
+        LabSpec.load(file, each) if file else LabSpec.from_tables(_two_hosts(), each)
+        for file in files or (None,)
+        for each in all_changes
+    ]
+    cells = run_matrix(
+        specs,
         models or tuple(MODELS),
         exchanges or EXCHANGES,
-        rounds=rounds,
-        updates=updates,
+        Effort(rounds=rounds, updates=updates),
+        out=out,
         say=lambda text: click.echo(text, err=True),
     )
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(cell) for cell in cells], indent=2))
         return
     for cell in cells:
-        title = f"{cell.model} on {cell.hosts} hosts at {cell.rate}"
-        _print(title, cell.rows, against="stock DDP")
+        _print(cell.title, cell.rows, against="stock DDP")
 
 
 @command.command()

@@ -1,0 +1,44 @@
+"""`paceline bench exchange`: real hosts of a lab, all exchanges in turns, one table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
+ARGUMENTS = [
+    *("bench", "exchange", "--model", "mnist_cnn", "--rounds", "1", "--updates", "1", "--json"),
+    *("--exchange", "stock DDP", "--exchange", "ring", "--exchange", "parameter_server"),
+]
+GRADIENT_MB = 690_590 * 4 / 1e6
+
+
+@pytest.mark.lab
+@pytest.mark.timeout(120)
+def test_bytes_of_each_exchange_and_going_on_from_the_file(run_cli: RunCli, tmp_path: Path) -> None:
+    words = [*ARGUMENTS, "--out", str(tmp_path / "found.json"), "--rate", "1gbit"]
+    done = run_cli(*words, timeout=100)
+    assert done.returncode == 0, done.stderr
+    (cell,) = json.loads(done.stdout)
+    assert (cell["model"], cell["hosts"], cell["rate"]) == ("mnist_cnn", 2, "1gbit")
+    rows = {row["name"]: row for row in cell["rows"]}
+    assert list(rows) == ["stock DDP", "ring", "parameter_server"]
+    for row in rows.values():
+        assert row["failed"] == ""
+        assert row["seconds"] > 0
+        # The kernel counts headers too, and what small messages there are.
+        assert GRADIENT_MB < row["mb_sent"] < 1.1 * GRADIENT_MB
+    # What is there already is not timed again.
+    again = run_cli(*words, timeout=20)
+    assert json.loads(again.stdout) == [cell]
+    assert again.stderr == ""
+
+
+def test_mistakes_are_said(run_cli: RunCli) -> None:
+    done = run_cli("bench", "exchange", "--model", "alexnett")
+    assert done.returncode == 2
+    assert "did you mean 'alexnet'" in done.stderr
