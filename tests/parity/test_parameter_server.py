@@ -11,6 +11,7 @@ import pytest
 from node_runs import metrics, train_nodes
 from runs import assert_same
 
+from paceline.observe.ledger import ledger_of
 from paceline.schema import NodePlan
 
 SGD = ("optimizer.name=sgd", "optimizer.momentum=0.9", "optimizer.learning_rate=0.05")
@@ -40,6 +41,21 @@ def test_sgd(name: str, alone, tmp_path: Path) -> None:
     count = len(nodes) - 1
     assert line["server_bytes_received"] >= 5 * count * weights
     assert line["server_bytes_received"] < 5 * count * weights + 50_000
+    check_server_events(tmp_path / "run", count, weights)
+
+
+def check_server_events(run: Path, workers: int, weights: int) -> None:
+    """A server books its time as every rank does, and counts what each update moved."""
+    ledger = ledger_of(run)
+    (server,) = [rank for rank in ledger.ranks if rank.role == "server"]
+    assert (server.rank, len(ledger.workers)) == (workers, workers)
+    assert sum(server.seconds.values()) == pytest.approx(server.wall)
+    for category in ("optimizer", "communication", "waiting", "start_up"):
+        assert server.seconds[category] > 0, category
+    assert server.seconds["compute"] == 0
+    assert server.exchange.updates == 5
+    assert 5 * workers * weights <= server.exchange.bytes_received < 5 * workers * weights + 50_000
+    assert not server.waited_for
 
 
 @pytest.mark.slow

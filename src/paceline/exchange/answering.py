@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from paceline.exchange.copies import Words, take_copy
+from paceline.exchange.duty import Duty
 from paceline.exchange.groups import ServerGroup, counterparts
 from paceline.exchange.members import Member, Round, must_wait
 from paceline.exchange.network import Traffic
@@ -55,12 +57,20 @@ class Answering:
     """What the threads of one server share, and how each request is answered."""
 
     def __init__(
-        self, shard: Shard, place: Place, options: ExchangeSettings, *, start: int, patience: float
+        self,
+        shard: Shard,
+        place: Place,
+        options: ExchangeSettings,
+        *,
+        start: int,
+        patience: float,
+        duty: Duty | None = None,
     ) -> None:
         self.shard, self.place, self.options = shard, place, options
         self.synchronous = options.mode == "sync"
         self.version = self.start = start
         self.patience = patience
+        self.duty = duty or Duty()
         self.members = {
             node: Member(node, host, group, start, start - 1, start)
             for node, host, group in place.group.workers
@@ -74,6 +84,7 @@ class Answering:
         self.news: list[str] = []
         self.failure: str | None = None
         self._turn = threading.Condition()
+        self._threads: list[tuple[Member, threading.Thread]] = []
         self._sums: dict[tuple[int, int], dict[int, torch.Tensor]] = {}
         self._told = [0.0, 0.0, 0.0]
         self._news_told = 0
@@ -129,8 +140,9 @@ class Answering:
             copy = self.shard.weights.clone()  # the next update may come while it is sent
             member.pulled = self.version
             answer = self._answer(version=start)
-        link.answer(answer)
-        link.send(copy)
+        with self.duty.moving():
+            link.answer(answer)
+            link.send(copy)
 
     def _hello(self, member: Member, link: Link, request: Request) -> None:
         start = request.update
@@ -158,8 +170,9 @@ class Answering:
     def _push(self, member: Member, link: Link, request: Request) -> None:
         if member.gradient is None:
             member.gradient = torch.empty_like(self.shard.weights)
-        for first, last in self.shard.pieces:
-            link.receive(member.gradient[first:last])
+        with self.duty.moving():
+            for first, last in self.shard.pieces:
+                link.receive(member.gradient[first:last])
         with self._turn:
             self._tell(request)
             if not (self.synchronous and request.update < self.version):  # not overtaken
@@ -188,6 +201,7 @@ class Answering:
         members = [member for member in self.members.values() if member.group == group]
         if round_ is None or not round_.is_complete(members, backup):
             return
+        started = time.perf_counter()
         # By number and not as they came: the same sum in every run.
         nodes = sorted(round_.received)
         gradient = self.members[nodes[0]].gradient
@@ -203,6 +217,7 @@ class Answering:
         if self.options.correct_staleness and not self.synchronous:
             rate *= rate_correction(staleness)
         self.shard.apply(gradient, rate)
+        self.duty.applied(self.version, started, self._traffic)
         self.version += 1
         if self._stop_wished and not self._stop_at:
             self._stop_at = self.version if self.synchronous else 1

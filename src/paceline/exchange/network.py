@@ -55,6 +55,11 @@ class Traffic:
             setattr(self, field.name, type(getattr(self, field.name))(0))
         return taken
 
+    def less(self, other: Traffic) -> Traffic:
+        """What was counted since `other`."""
+        names = [field.name for field in fields(self)]
+        return Traffic(**{name: getattr(self, name) - getattr(other, name) for name in names})
+
     def add(self, other: Traffic) -> None:
         """Count what was taken elsewhere."""
         for field in fields(self):

@@ -20,9 +20,7 @@ from paceline.exchange.groups import group_of, server_group
 from paceline.exchange.meeting import Arrival, Meeting
 from paceline.exchange.members import Member
 from paceline.exchange.network import Traffic
-from paceline.exchange.shard import Shard
 from paceline.exchange.wire import Answer, Kind, Link, LostError
-from paceline.schema import ExchangeSettings
 
 LOOK_SECONDS = 0.2
 """Between two looks for workers that want to join."""
@@ -30,12 +28,6 @@ LOOK_SECONDS = 0.2
 
 class Server(Answering):
     """A server from its start to the end of its last worker."""
-
-    def __init__(
-        self, shard: Shard, place: Place, options: ExchangeSettings, *, start: int, patience: float
-    ) -> None:
-        super().__init__(shard, place, options, start=start, patience=patience)
-        self._threads: list[tuple[Member, threading.Thread]] = []
 
     def run(self, meeting: Meeting, tick: Callable[[int], Iterable[int]]) -> None:
         """Serve until every worker is done.

@@ -106,6 +106,7 @@ def book(session: Session, spans: Sequence[Span] | None = None) -> RankLedger:
             for name in (CATEGORIES if updates else ())
         },
         exchange=counted,
+        role=session.start.role,
     )
 
 
@@ -180,7 +181,11 @@ class Arrivals:
     """
 
     def __init__(self, ranks: Mapping[int, Sequence[Session]]) -> None:
-        self._node = {rank: past[-1].start.node for rank, past in ranks.items() if past}
+        self._node = {
+            rank: past[-1].start.node
+            for rank, past in ranks.items()
+            if past and past[-1].start.role == "worker"
+        }
         self._came: dict[tuple[int, int | None, str, int], dict[int, float]] = defaultdict(dict)
         if len(self._node) < 2:
             return
@@ -253,4 +258,5 @@ def _add_up(parts: Sequence[RankLedger]) -> RankLedger:
         hidden=sum(part.hidden for part in parts),
         per_update=parts[-1].per_update,
         exchange=sum((part.exchange for part in parts), Exchange()),
+        role=parts[-1].role,
     )

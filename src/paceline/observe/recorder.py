@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from paceline.observe.samples import make_sampler
 from paceline.schema import RankContext
@@ -324,6 +324,7 @@ def make_recorder(
     events: bool = True,
     samples_every: float = 1.0,
     began: float | None = None,
+    role: Literal["worker", "server"] = "worker",
     say: Say = print,
 ) -> Recorder:
     """The recorder of a rank whose folder is `folder`; one that listens to nothing if so asked.
@@ -341,6 +342,7 @@ def make_recorder(
         time=now,
         began=now if began is None else began,
         world_size=context.world_size,
+        role=role,
     )
     sampler = make_sampler() if samples_every > 0 else None
     return FileRecorder(folder, start, sampler=sampler, samples_every=samples_every, say=say)

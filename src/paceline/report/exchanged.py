@@ -42,8 +42,8 @@ def leaders(run: RunData) -> list[RankLedger]:
 
 
 def mean_exchange(run: RunData) -> Exchange | None:
-    """What a node of the run exchanged, in the mean over its nodes; None for what has no events."""
-    found = leaders(run)
+    """What a worker of the run exchanged, the mean over its nodes; None for what has no events."""
+    found = [rank for rank in leaders(run) if rank.role == "worker"]
     if not found:
         return None
     whole = sum((rank.exchange for rank in found), Exchange())
@@ -67,7 +67,7 @@ def exchanged_section(run: RunData) -> Section | None:
     if not ranks:
         return None
     counted = [per_update(rank.exchange) for rank in ranks]
-    names = tuple(f"rank {rank.rank} on {rank.host}" for rank in ranks)
+    names = tuple(rank.name for rank in ranks)
     rows: list[tuple[Cell, ...]] = [
         (rank.rank, rank.host, rank.exchange.updates, *numbers)
         for rank, numbers in zip(ranks, counted, strict=True)

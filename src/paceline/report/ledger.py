@@ -20,13 +20,13 @@ def ledger_section(run: RunData) -> Section:
     if run.ledger is None or not run.ledger.ranks:
         return Section(key="ledger", title=title, text=(NO_EVENTS,))
     ranks = run.ledger.ranks
-    used = tuple(name for name in CATEGORIES if run.ledger.total(name) > 0)
+    used = tuple(name for name in CATEGORIES if any(each.seconds.get(name) for each in ranks))
     series = tuple(
         Series(
             name=TITLES[name],
             shape="bar",
             look=LOOKS.get(name, 8),
-            x=tuple(f"rank {each.rank} on {each.host}" for each in ranks),
+            x=tuple(each.name for each in ranks),
             y=tuple(each.shares[name] for each in ranks),
             labels=tuple(f"{each.seconds.get(name, 0.0):,.2f} s" for each in ranks),
         )

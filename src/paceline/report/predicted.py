@@ -71,7 +71,8 @@ def _bytes(run: RunData) -> float | None:
 
 def _terms(run: RunData) -> dict[str, float]:
     """The terms of an update as ranks booked them: medians over updates, means over ranks."""
-    booked = [rank.per_update for rank in run.ledger.ranks if rank.per_update] if run.ledger else []
+    workers = run.ledger.workers if run.ledger else []
+    booked = [rank.per_update for rank in workers if rank.per_update]
     if not booked:
         return {}
 

@@ -52,6 +52,8 @@ class Start:
     began: float
     """Where the rank's wall time begins: at the start of its process where it has one to itself."""
     world_size: int = 1
+    role: Literal["worker", "server"] = "worker"
+    """A server holds weights for the workers and computes no gradients itself."""
     offset: float = 0.0
     """This host's clock minus the first rank's, in seconds."""
     uncertainty: float = 0.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Final
+from typing import Final, Literal
 
 CATEGORIES: Final = (
     "compute",
@@ -76,6 +76,12 @@ class RankLedger:
     """By category: the median over the updates of the newest session."""
     exchange: Exchange = field(default_factory=lambda: Exchange())
     """What the rank's exchange with other nodes counted."""
+    role: Literal["worker", "server"] = "worker"
+
+    @property
+    def name(self) -> str:
+        """As people call it."""
+        return f"{'server, ' * (self.role == 'server')}rank {self.rank} on {self.host}"
 
     @property
     def shares(self) -> dict[str, float]:
@@ -92,9 +98,14 @@ class Ledger:
 
     ranks: tuple[RankLedger, ...]
 
+    @property
+    def workers(self) -> list[RankLedger]:
+        """The ranks that compute; servers stand by for them."""
+        return [rank for rank in self.ranks if rank.role == "worker"]
+
     def made_wait(self, rank: int) -> float:
-        """Which part (0 to 1) of their wall time the other ranks waited for this one."""
-        others = [other for other in self.ranks if other.rank != rank]
+        """Which part (0 to 1) of their wall time the other workers waited for this rank."""
+        others = [other for other in self.workers if other.rank != rank]
         wall = sum(other.wall for other in others)
         waited = sum(other.waited_for.get(rank, 0.0) for other in others)
         return waited / wall if wall else 0.0
@@ -107,20 +118,20 @@ class Ledger:
 
     @property
     def coordination_to_computation(self) -> float | None:
-        """(exposed communication + waiting) / (compute + optimizer), summed over all ranks."""
+        """(exposed communication + waiting) / (compute + optimizer), summed over all workers."""
         computation = self.total("compute") + self.total("optimizer")
         if not computation:
             return None
         return (self.total("communication") + self.total("waiting")) / computation
 
     def total(self, category: str) -> float:
-        """Seconds of a category, over all ranks."""
-        return sum(rank.seconds.get(category, 0.0) for rank in self.ranks)
+        """Seconds of a category, over all workers."""
+        return sum(rank.seconds.get(category, 0.0) for rank in self.workers)
 
     def sentences(self, least: float = 0.01) -> list[str]:
         """Who made the others wait, the longest first; parts below `least` are not worth it."""
         order = sorted(self.ranks, key=lambda rank: -self.made_wait(rank.rank))
-        others = "the others" if len(self.ranks) > 2 else "the other"
+        others = "the others" if len(self.workers) > 2 else "the other"
         return [
             f"Rank {rank.rank} on host {rank.host} made {others} wait"
             f" {self.made_wait(rank.rank):.0%} of the time."

@@ -7,12 +7,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from paceline.errors import DeadlineError, UnsupportedError
+from paceline.exchange.duty import Duty
 from paceline.exchange.groups import check_groups, server_groups
 from paceline.exchange.losses import Losses
 from paceline.exchange.meeting import Meeting
@@ -29,6 +30,10 @@ from paceline.train.mixing import MixedTeam
 from paceline.train.optimizers import is_elementwise
 from paceline.train.parts import make_parts
 from paceline.train.team import Team
+from paceline.train.watching import recording
+
+if TYPE_CHECKING:
+    from paceline.observe.recorder import Recorder
 
 POLL_SECONDS = 0.1
 
@@ -51,6 +56,11 @@ def check_served(config: Config, plan: Plan) -> None:
 
 def serve(task: Task) -> int:
     """Hold a shard of the weights until every worker is done; the exit code."""
+    with recording(task, role="server") as recorder:
+        return _serve(task, recorder)
+
+
+def _serve(task: Task, recorder: Recorder) -> int:
     config, plan, context = task.config, task.plan, task.context
     check_served(config, plan)
     parts = make_parts(config, task.given)
@@ -82,7 +92,10 @@ def serve(task: Task) -> int:
         shard.load(state)
     finally:
         parts.dataset.close()
-    server = Server(shard, place, config.exchange, start=start, patience=config.train.deadline)
+    duty = Duty(recorder)
+    server = Server(
+        shard, place, config.exchange, start=start, patience=config.train.deadline, duty=duty
+    )
     losses = Losses(task.run.path, context.node)
 
     def tick(update: int) -> list[int]:
@@ -92,8 +105,10 @@ def serve(task: Task) -> int:
     meeting = Meeting(context, deadline=config.train.deadline)
     try:
         with _without_interrupts():
+            recorder.ready()
             server.run(meeting, tick)
     finally:
+        duty.close()
         meeting.close()
     return 0
 

@@ -8,6 +8,7 @@ import gc
 import sys
 from collections.abc import Iterator
 from functools import partial
+from typing import Literal
 
 import torch
 
@@ -23,20 +24,7 @@ from paceline.train.assemble import Task
 @contextlib.contextmanager
 def observed(task: Task) -> Iterator[Recorder]:
     """The recorder of this rank; its board and network report to it until the end."""
-    settings, context = task.config.observe, task.context
-    own_process = context.world_size > 1 or _started_by_launcher()
-    if own_process:
-        atexit.register(_end_quickly)
-    recorder = make_recorder(
-        task.run.rank(context.rank),
-        context,
-        events=settings.events,
-        samples_every=settings.samples_every,
-        # Where a rank has a process to itself, its imports are start-up.
-        began=process_began() if own_process else None,
-        say=task.view.say,
-    )
-    with recorder, _watched(task, recorder):
+    with recording(task) as recorder, _watched(task, recorder):
         if recorder.enabled:
             _listen(task, recorder)
         try:
@@ -46,6 +34,24 @@ def observed(task: Task) -> Iterator[Recorder]:
                 task.board.on_wait = None
             if task.network is not None:
                 task.network.on_wait = None
+
+
+def recording(task: Task, *, role: Literal["worker", "server"] = "worker") -> Recorder:
+    """The recorder of this rank, to be closed by whoever opens it."""
+    settings, context = task.config.observe, task.context
+    own_process = context.world_size > 1 or _started_by_launcher()
+    if own_process:
+        atexit.register(_end_quickly)
+    return make_recorder(
+        task.run.rank(context.rank),
+        context,
+        events=settings.events,
+        samples_every=settings.samples_every,
+        # Where a rank has a process to itself, its imports are start-up.
+        began=process_began() if own_process else None,
+        role=role,
+        say=task.view.say,
+    )
 
 
 def _listen(task: Task, recorder: Recorder) -> None:

@@ -81,7 +81,8 @@ def _training(outcome: Outcome, base: Measured) -> Measured:
     if worker is not None and base.kind == "server":
         server = _mirrored(kernel)
     shares = [share for each in run.sessions if (share := cpu_share(each, quotas)) is not None]
-    own = [found for each in run.sessions if (found := own_counts(each))]
+    workers = [each for each in run.sessions if each.start.role == "worker"]
+    own = [found for each in workers if (found := own_counts(each))]
     return Measured(
         model=base.model,
         kind=base.kind,
