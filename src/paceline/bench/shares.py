@@ -18,6 +18,8 @@ MNIST: dict[str, object] = {
     "exchange.partition": "none",
 }
 
+SETTLE = 5
+"""Turns in which shares may still change."""
 TURN = 10.0
 """Seconds that a turn of a trial should not exceed where one update is that long: a host with a
 twentieth of the speed takes minutes for half of every batch, and a median needs no more of them."""
@@ -49,7 +51,15 @@ def run_shares(
     """Each host alone, then together: by measured shares, by equal parts, and stock DDP."""
     spec = lab_of(cores)
 
-    def trial(name: str, shares: tuple[float, ...], kind: str = "plan", most: int = 4) -> Trial:
+    def trial(
+        name: str,
+        shares: tuple[float, ...],
+        kind: str = "plan",
+        *,
+        most: int = 4,
+        settle: int = 0,
+        rounds: int | None = None,
+    ) -> Trial:
         nodes = tuple(
             _node(h.name, part, s) for h, part, s in zip(spec.hosts, cores, shares, strict=True)
         )
@@ -59,9 +69,13 @@ def run_shares(
             settings=MNIST | {"workload.batch_size": batch},
             plan=Plan(nodes=nodes, batch_size=batch),
             updates=min(most, updates),
+            settle=settle,
+            rounds=rounds,
         )
 
-    # What each does alone decides the shares, as a plan's measurement would.
+    # What each does alone decides the first shares, as a plan's measurement would; then they
+    # follow the speeds in company, as between epochs: a slow host is slower still when it has
+    # gradients to send.
     first = trial("alone", tuple(cores), "alone")
     timings = run_in_lab(spec, Bench(trials=(first,), rounds=3), say=say)
     speeds = []
@@ -73,11 +87,12 @@ def run_shares(
         + ", ".join(f"{h.name} {s:,.0f} images/s" for h, s in zip(spec.hosts, speeds, strict=True))
     )
     equal = updates_within(equal_seconds(batch, speeds), updates)
+    few = 2 if equal < updates else None
     trials = (
         trial("alone", tuple(speeds), "alone"),
-        trial("shares by speed", tuple(speeds)),
-        trial("equal parts", (1.0,) * len(cores), most=equal),
-        trial("stock DDP (equal parts)", (1.0,) * len(cores), "ddp", most=equal),
+        trial("shares by speed", tuple(speeds), settle=SETTLE),
+        trial("equal parts", (1.0,) * len(cores), most=equal, rounds=few),
+        trial("stock DDP (equal parts)", (1.0,) * len(cores), "ddp", most=equal, rounds=few),
     )
     timings = run_in_lab(spec, Bench(trials=trials, rounds=rounds), say=say)
     return summarise(trials, timings)

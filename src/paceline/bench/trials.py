@@ -21,6 +21,9 @@ class Trial:
     updates: int = 3
     rounds: int | None = None
     """Take part in only so many of the bench's rounds; None: in all."""
+    settle: int = 0
+    """Turns before the first round, after each of which shares follow the measured speeds, as
+    between the epochs of a training."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,7 @@ from paceline.schema import RankContext, read_json, write_json
 from paceline.train.assemble import Task, make_job
 from paceline.train.device import use_deterministic
 from paceline.train.parts import Parts, make_parts
+from paceline.train.shares import rebalanced
 
 
 class Stepper:
@@ -162,20 +163,49 @@ def run(bench: Bench) -> Timings:
         )
     timings: list[Timing] = []
     opened: dict[str, Parts] = {}
+    for trial in bench.trials:
+        key = _key(trial)
+        if key not in opened:
+            opened[key] = make_parts(config_from(dict(trial.settings)))
+    trials = [_settled(trial, opened[_key(trial)], context, network) for trial in bench.trials]
     for number in range(bench.rounds):
-        for trial in bench.trials:
+        for trial in trials:
             if trial.rounds is not None and number >= trial.rounds:
                 continue
-            key = repr(sorted(trial.settings.items()))
-            if key not in opened:
-                opened[key] = make_parts(config_from(dict(trial.settings)))
-            timings.append(_time(trial, number, opened[key], context, network, len(timings)))
+            parts = opened[_key(trial)]
+            timings.append(_time(trial, number, parts, context, network, len(timings)))
             print(f"{trial.name}: {timings[-1].seconds:.3f} s per update", flush=True)
     if dist.is_initialized():
         dist.destroy_process_group()
     network.barrier("the end")
     network.close()
     return Timings(timings=tuple(timings))
+
+
+def _key(trial: Trial) -> str:
+    return repr(sorted(trial.settings.items()))
+
+
+def _settled(trial: Trial, parts: Parts, context: RankContext, network: Network) -> Trial:
+    """The trial with the shares that training would come to."""
+    for _ in range(trial.settle):
+        timing = _time(trial, 0, parts, context, network, 0)
+        speeds = [0.0] * network.size
+        if not timing.failed:
+            speeds[network.rank] = timing.samples / max(1e-9, timing.seconds - timing.waited)
+        plan = trial.plan
+        changed = rebalanced([node.share for node in plan.nodes], network.total(speeds, "speeds"))
+        if changed is None:
+            break
+        nodes = [
+            dataclasses.replace(node, share=share)
+            for node, share in zip(plan.nodes, changed, strict=True)
+        ]
+        trial = dataclasses.replace(trial, plan=dataclasses.replace(plan, nodes=tuple(nodes)))
+        if network.rank == 0:
+            shares = ", ".join(f"{share:.1%}" for share in changed)
+            print(f"{trial.name}: {timing.seconds:.3f} s per update; shares {shares}", flush=True)
+    return trial
 
 
 def _time(
