@@ -13,7 +13,6 @@ from paceline.schema import NodePlan, Plan
 MNIST: dict[str, object] = {
     "workload.model": "mnist_cnn",
     "workload.data": "synthetic",
-    "data.options": {"shape": [1, 28, 28], "samples": 2048},
     "optimizer.name": "adam",
     "exchange.partition": "none",
     "exchange.bucket_mb": 1.0,  # the dense layers' gradients leave while convolutions still compute
@@ -67,18 +66,23 @@ def run_shares(
         return Trial(
             name=name,
             kind=kind,
-            settings=MNIST | {"workload.batch_size": batch},
+            settings=MNIST
+            | {
+                "workload.batch_size": batch,
+                "data.options": {"shape": [1, 28, 28], "samples": max(2048, batch)},
+            },
             plan=Plan(nodes=nodes, batch_size=batch),
             updates=min(most, updates),
             settle=settle,
             rounds=rounds,
+            warmup=1 if rounds is None else 0,
         )
 
     # What each does alone decides the first shares, as a plan's measurement would; then they
     # follow the speeds in company, as between epochs: a slow host is slower still when it has
     # gradients to send.
-    first = trial("alone", tuple(cores), "alone")
-    timings = run_in_lab(spec, Bench(trials=(first,), rounds=3), say=say)
+    first = trial("alone", tuple(cores), "alone", most=2)
+    timings = run_in_lab(spec, Bench(trials=(first,), rounds=2), say=say)
     speeds = []
     for host in spec.hosts:
         mine = [t for t in timings if t.host == host.name]
@@ -89,9 +93,10 @@ def run_shares(
     )
     equal = updates_within(equal_seconds(batch, speeds), updates)
     few = equal if equal < updates else None
+    many = updates_within(batch / sum(speeds), updates)
     trials = (
-        trial("alone", tuple(speeds), "alone"),
-        trial("shares by speed", tuple(speeds), settle=SETTLE),
+        trial("alone", tuple(speeds), "alone", most=many),
+        trial("shares by speed", tuple(speeds), most=many, settle=SETTLE),
         trial("equal parts", (1.0,) * len(cores), most=equal, rounds=few),
         trial("stock DDP (equal parts)", (1.0,) * len(cores), "ddp", most=equal, rounds=few),
     )
