@@ -17,3 +17,12 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def rank_name(rank: int, host: str, role: str = "worker") -> str:
+    """A rank as people call it.
+
+    >>> rank_name(0, "a"), rank_name(3, "d", "server")
+    ('rank 0 on a', 'server, rank 3 on d')
+    """
+    return f"{'server, ' if role == 'server' else ''}rank {rank} on {host}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from paceline.report.figure import Axis, Figure, Section, Series, Table
 from paceline.report.load import RunData
 from paceline.schema.events import Sample, Session, Traffic
+from paceline.text import rank_name as name_of
 
 MOST_POINTS = 300
 """Points of a series over time: more cannot be told apart on a screen."""
@@ -45,7 +46,7 @@ def rounded(value: float) -> float:
 
 
 def rank_name(session: Session) -> str:
-    return f"rank {session.rank} on {session.start.host}"
+    return name_of(session.rank, session.start.host, session.start.role)
 
 
 def resources_section(run: RunData) -> Section:

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.report.figure import Axis, Cell, Figure, Section, Series, Table
 from paceline.report.load import RunData, strategy_name
-from paceline.schema import Candidate, Config, Race, encode
+from paceline.schema import Candidate, Config, NodePlan, Race, encode
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -242,6 +242,13 @@ def _race_table(ordered: list[Candidate]) -> Table:
     )
 
 
+def _work(node: NodePlan, shares: float) -> tuple[Cell, Cell]:
+    """What a node does, and which part of every batch."""
+    if node.role == "server":
+        return "server", None
+    return strategy_name(node), node.share / shares
+
+
 def plan_section(run: RunData) -> Section:
     """Who does what, why, and what was rejected."""
     plan = run.plan
@@ -253,8 +260,7 @@ def plan_section(run: RunData) -> Section:
         title="Nodes",
         columns=("host", "local strategy", "share of a batch", "ranks", "threads per rank"),
         rows=tuple(
-            (node.host, strategy_name(node), node.share / shares, node.ranks, node.threads)
-            for node in plan.nodes
+            (node.host, *_work(node, shares), node.ranks, node.threads) for node in plan.nodes
         ),
         formats=("", "", ".1%", "d", "d"),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from paceline.report.figure import Axis, Figure, Section, Series, Table
 from paceline.report.load import RunData
@@ -19,14 +20,21 @@ SPAN_LOOKS = {
 def timeline_section(run: RunData) -> Section:
     """What every rank did in one typical update, on one clock."""
     title = "Timeline of one update"
-    update = typical_update(run.sessions)
+    workers = [session for session in run.sessions if session.start.role == "worker"]
+    update = typical_update(workers)
     if update is None:
         return Section(key="timeline", title=title, text=("No update was recorded by every rank.",))
     chosen = [
         (session, [s for s in session.spans if s.update == update])
-        for session in run.sessions[:MOST_SERIES]
+        for session in workers[:MOST_SERIES]
     ]
     origin = min(session.common(span.start) for session, spans in chosen for span in spans)
+    end = max(session.common(span.end) for session, spans in chosen for span in spans)
+    chosen += [
+        (session, _between(session, origin, end))
+        for session in run.sessions[:MOST_SERIES]
+        if session.start.role == "server"
+    ]
     series, lanes = _timeline_series(chosen, origin)
     doubt = max(_uncertainty(session) for session in run.sessions)
     clock = (
@@ -46,6 +54,18 @@ def timeline_section(run: RunData) -> Section:
         order=lanes,
     )
     return Section(key="timeline", title=title, blocks=(figure, _timeline_table(chosen, origin)))
+
+
+def _between(session: Session, origin: float, end: float) -> list[Span]:
+    """What a rank did in a part of the common time: a server works for all updates alike."""
+    found = []
+    for span in session.spans:
+        start = max(session.common(span.start), origin)
+        seconds = min(session.common(span.end), end) - start
+        if seconds > 0:
+            shift = span.start - session.common(span.start)
+            found.append(replace(span, start=start + shift, seconds=seconds))
+    return found
 
 
 def _uncertainty(session: Session) -> float:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Final, Literal
 
+from paceline.text import rank_name
+
 CATEGORIES: Final = (
     "compute",
     "optimizer",
@@ -81,7 +83,7 @@ class RankLedger:
     @property
     def name(self) -> str:
         """As people call it."""
-        return f"{'server, ' * (self.role == 'server')}rank {self.rank} on {self.host}"
+        return rank_name(self.rank, self.host, self.role)
 
     @property
     def shares(self) -> dict[str, float]:
