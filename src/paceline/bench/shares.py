@@ -15,10 +15,9 @@ MNIST: dict[str, object] = {
     "workload.data": "synthetic",
     "optimizer.name": "adam",
     "exchange.partition": "none",
-    "exchange.bucket_mb": 1.0,  # the dense layers' gradients leave while convolutions still compute
 }
 
-SETTLE = 5
+SETTLE = 3
 """Turns in which shares may still change."""
 TURN = 10.0
 """Seconds that a turn of a trial should not exceed where one update is that long: a host with a
