@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
+StartCli = Callable[..., "subprocess.Popen[str]"]
 ARGUMENTS = [
     *("bench", "exchange", "--model", "mnist_cnn", "--rounds", "1", "--updates", "1", "--json"),
     *("--exchange", "stock DDP", "--exchange", "ring", "--exchange", "parameter_server"),
@@ -42,3 +46,19 @@ def test_mistakes_are_said(run_cli: RunCli) -> None:
     done = run_cli("bench", "exchange", "--model", "alexnett")
     assert done.returncode == 2
     assert "did you mean 'alexnet'" in done.stderr
+
+
+@pytest.mark.lab
+@pytest.mark.timeout(90)
+def test_ended_by_a_signal_it_leaves_nothing(start_cli: StartCli) -> None:
+    process = start_cli("bench", "shares", "--cores", "0.5,0.5", "--rounds", "50")
+    folder = Path(tempfile.gettempdir())
+    end = time.monotonic() + 60
+    while not list(folder.glob("paceline-bench-*/a.log")):
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert not list(folder.glob("paceline-bench-*"))

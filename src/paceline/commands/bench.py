@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paceline.commands.ending import leave_tidily
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def command() -> None:
     paceline bench shares --cores 0.8,0.2
     paceline bench predict --out predict.json
     """
+    leave_tidily()
 
 
 @command.command()

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from paceline.experiments.spec import Experiment, Step
+    from paceline.commands.ending import leave_tidily
+from paceline.experiments.spec import Experiment, Step
 
 
 @click.command("experiment")
@@ -71,8 +70,7 @@ def command(
         factor = None if quick or again else predicted_factor(there, out)
         words = estimate(there, again=again, predicted=factor).words
         say(f"{experiment.title}: {words}; results in {out}")
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, _leave)
+        leave_tidily()
         run_steps(steps, out, again=again, say=say, show=_show)
     outcomes = load_outcomes(experiment, out)
     written = write_experiment(outcomes, out)
@@ -129,7 +127,3 @@ def _show(text: str) -> None:
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns - 5
         click.echo(f"\r\x1b[K{'    ' if text else ''}{text[:width]}", err=True, nl=False)
-
-
-def _leave(number: int, _: FrameType | None) -> NoReturn:
-    sys.exit(128 + number)

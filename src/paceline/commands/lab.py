@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import signal
-import sys
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
+from paceline.commands.ending import leave_tidily
 from paceline.errors import UnsupportedError
 from paceline.lab import Lab, LabSpec, leftovers, network, probe
 from paceline.lab.groups import find_controllers
@@ -59,8 +57,7 @@ def run(
         spec.host(host)
     lab = Lab(spec, plain=plain)
     # Until the command runs and takes them over, these must not end us halfway.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
+    leave_tidily()
     with lab:
         for line in _preface(lab):
             _say(line)
@@ -113,10 +110,6 @@ def clean(as_json: bool) -> None:
 
 def _say(text: str) -> None:
     click.echo(f"lab: {text}", err=True)
-
-
-def _leave(number: int, _: FrameType | None) -> NoReturn:
-    sys.exit(128 + number)
 
 
 def _preface(lab: Lab) -> list[str]:
