@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paceline.commands.ending import leave_tidily
+
 if TYPE_CHECKING:
-    from paceline.commands.ending import leave_tidily
-from paceline.experiments.spec import Experiment, Step
+    from paceline.experiments.spec import Experiment, Step
 
 
 @click.command("experiment")
