@@ -77,6 +77,8 @@ class Step:
     """Further ones with --quick."""
     quick: bool = True
     """False: --quick leaves the step out."""
+    full: bool = True
+    """False: only --quick has the step."""
     peer: str = ""
     """For kind = "peer": which file of benchmarks/peers."""
     processes: int | None = rule(default=None, minimum=1)
@@ -107,7 +109,7 @@ class Step:
     @property
     def fingerprint(self) -> str:
         """Changes with anything that changes what is run; keys left out do not count."""
-        aside = ("facts", "quick", "quick_settings", "limit", "seconds", "quick_seconds")
+        aside = ("facts", "quick", "full", "quick_settings", "limit", "seconds", "quick_seconds")
         plain, content = encode(Step(name="plain")), encode(self)
         content = {
             key: value
@@ -199,6 +201,7 @@ def load_experiment(folder: Path, *, quick: bool = False) -> Experiment:
         ]
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+    steps = [step for step in steps if (step.quick if quick else step.full)]
     names = [step.name for step in steps]
     for name in names:
         if names.count(name) > 1:
@@ -207,7 +210,7 @@ def load_experiment(folder: Path, *, quick: bool = False) -> Experiment:
         name=file.name,
         title=file.title,
         study=file.study,
-        steps=tuple(step for step in steps if step.quick or not quick),
+        steps=tuple(steps),
         folder=folder,
         quick=quick,
         published=file.published,
