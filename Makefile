@@ -12,8 +12,9 @@ READY := $(VENV)/.ready
 train: $(READY)
 	$(BIN)/paceline train
 
+# A test that fails gets one second try, and is then listed as RERUN: docs/decisions/0009.
 test: $(READY)
-	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest --reruns 1 $(PYTEST_FLAGS)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow $(PYTEST_FLAGS)

@@ -173,10 +173,18 @@ def _reaped(pid: int) -> bool:
 
 
 def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-    except OSError:
-        return "?"
+    """Its command line, which the kernel shows empty for a moment while a program is starting."""
+    words = ""
+
+    def known() -> bool:
+        nonlocal words
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        words = line.replace(b"\0", b" ").decode(errors="replace").strip()
+        return bool(words)
+
+    with contextlib.suppress(OSError):
+        _wait(known, GRACE_SECONDS)
+    return words or "?"
 
 
 def _socket_inodes() -> set[str]:

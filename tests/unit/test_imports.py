@@ -43,9 +43,10 @@ STAGE_EXCEPTIONS = {
     ("measure", "train.parts"): "trials run the real model, data and loss",
     ("measure.ground", "train.device"): "trials run on the device that training uses",
     ("launch.rank", "train"): "what a rank does is train",
-    ("train.loop", "observe.metrics"): "the loop writes metrics.jsonl through its one writer",
+    ("train.loop", "observe.metrics"): "the loop counts in its terms",
     ("train.loop", "observe.recorder"): "the loop says what it does to the recorder",
-    ("train.loop", "observe.tensorboard"): "the loop writes TensorBoard's files when asked",
+    ("train.epoch_log", "observe.metrics"): "writes metrics.jsonl through its one writer",
+    ("train.epoch_log", "observe.tensorboard"): "writes TensorBoard's files when asked",
     ("train.watching", "observe"): "opens the recorder and the stall watch of a rank",
 }
 

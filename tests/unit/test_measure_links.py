@@ -60,7 +60,7 @@ def test_bandwidth_is_that_of_the_link(make_lab: Callable[..., Lab], tmp_path: P
         # A shaper lets nothing through faster; a busy machine makes some transfers slower.
         assert figure.low < 1.35 * 100 * MBIT * ETHERNET, figure
         assert figure.high > 0.65 * 100 * MBIT * ETHERNET, figure
-    assert link.latency.median > 0
+    assert 0 < link.latency.median < 0.5
     (curve,) = found.curves
     assert curve.hosts == ("a", "b")
     assert curve.points[0].bytes == 1024

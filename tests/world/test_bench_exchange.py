@@ -8,9 +8,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from paceline.bench.cluster import Row
+from paceline.bench.exchange import Cell, Effort
 
 RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
 StartCli = Callable[..., "subprocess.Popen[str]"]
@@ -36,10 +40,26 @@ def test_bytes_of_each_exchange_and_going_on_from_the_file(run_cli: RunCli, tmp_
         assert row["seconds"] > 0
         # The kernel counts headers too, and what small messages there are.
         assert GRADIENT_MB < row["mb_sent"] < 1.1 * GRADIENT_MB
-    # What is there already is not timed again.
+    # What is there already is not timed again, and can be looked at in part.
     again = run_cli(*words, timeout=20)
     assert json.loads(again.stdout) == [cell]
     assert again.stderr == ""
+    (part,) = json.loads(run_cli(*words[:-6], *words[-4:], timeout=20).stdout)
+    assert part["rows"] == cell["rows"][:2]
+
+
+def test_what_failed_or_was_timed_otherwise_is_not_reused() -> None:
+    row = Row(
+        name="ring", seconds=1.0, low=1.0, high=1.0, images_per_second=1.0, mb_sent=1.0,
+        mb_counted=1.0, packets=1.0, waiting=0.0,
+    )  # fmt: skip
+    wanted = Cell(model="m", hosts=2, cores=(1.0, 1.0), rate="1gbit", effort=Effort())
+    cell = replace(wanted, rows=(row,))
+    assert cell.has(wanted, ["ring"])
+    assert not cell.has(wanted, ["ring", "stock DDP"])
+    assert not replace(cell, rows=(replace(row, failed="no"),)).has(wanted, ["ring"])
+    assert not cell.has(replace(wanted, effort=Effort(rounds=5)), ["ring"])
+    assert not cell.has(replace(wanted, rate="100mbit"), ["ring"])
 
 
 def test_mistakes_are_said(run_cli: RunCli) -> None:

@@ -68,13 +68,22 @@ EXCHANGES = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How long each trial is timed."""
+
+    rounds: int = 2
+    updates: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cell:
-    """All exchanges for one model on one lab."""
+    """Exchanges that took turns for one model on one lab."""
 
     model: str
     hosts: int
     cores: tuple[float | None, ...]
     rate: str
+    effort: Effort
     rows: tuple[Row, ...] = ()
 
     @property
@@ -84,20 +93,17 @@ class Cell:
         size = f" of {cores} core{'' if cores == '1' else 's'}" if cores else ""
         return f"{self.model} on {self.hosts} hosts{size} at {self.rate}"
 
+    def has(self, other: Cell, exchanges: Sequence[str]) -> bool:
+        """Whether it is about the same as another one, and every exchange succeeded."""
+        done = {row.name for row in self.rows if not row.failed}
+        return replace(self, rows=other.rows) == other and done >= set(exchanges)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
     """Cells that are done: kept in a file, so that a run that was ended can go on."""
 
     cells: tuple[Cell, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effort:
-    """How long each trial is timed."""
-
-    rounds: int = 2
-    updates: int = 2
 
 
 def run_matrix(
@@ -109,53 +115,37 @@ def run_matrix(
     out: Path | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[Cell, ...]:
-    """One cell per lab and model; what is in `out` already is not done again."""
+    """One cell per lab and model; one that is in `out` whole is not timed again.
+
+    What stands in a cell was always timed in the same turns: a cell of which anything is missing is
+    timed anew.
+    """
     known = read_json(Matrix, out).cells if out is not None and out.exists() else ()
     cells: list[Cell] = []
     for name in models:
         if name not in MODELS:
             raise ConfigError(unknown_name("bench model", name, MODELS))
     for spec, name in itertools.product(specs, models):
-        wanted = _empty_cell(spec, name)
-        missing = tuple(kind for kind in exchanges if not _rows(known, wanted, (kind,)))
-        if missing:
-            say(f"{wanted.title}: {', '.join(missing)}")
-            rows = _timed(spec, MODELS[name], missing, effort, say)
-            known = (*known, replace(wanted, rows=rows))
+        wanted = Cell(
+            model=name,
+            hosts=len(spec.hosts),
+            cores=tuple(host.cores for host in spec.hosts),
+            rate=str(spec.link.rate or "no limit"),
+            effort=effort,
+        )
+        cell = next((each for each in known if each.has(wanted, exchanges)), None)
+        if cell is None:
+            say(f"{wanted.title}: {', '.join(exchanges)}")
+            trials = tuple(_trial(MODELS[name], kind, spec, effort.updates) for kind in exchanges)
+            bench = Bench(trials=trials, rounds=effort.rounds, deadline=600.0)
+            timings = run_in_lab(spec, bench, timeout=2 * 3600.0, say=say)
+            cell = replace(wanted, rows=tuple(summarise(trials, timings)))
+            known = (*known, cell)
             if out is not None:
                 write_json(out, Matrix(cells=known))
-        cells.append(replace(wanted, rows=_rows(known, wanted, exchanges)))
+        rows = tuple(row for row in cell.rows if row.name in exchanges)
+        cells.append(replace(cell, rows=rows))
     return tuple(cells)
-
-
-def _empty_cell(spec: LabSpec, model: str) -> Cell:
-    return Cell(
-        model=model,
-        hosts=len(spec.hosts),
-        cores=tuple(host.cores for host in spec.hosts),
-        rate=str(spec.link.rate or "no limit"),
-    )
-
-
-def _rows(known: Sequence[Cell], wanted: Cell, exchanges: Sequence[str]) -> tuple[Row, ...]:
-    """What is known of these exchanges for a model on a lab."""
-    rows = {
-        row.name: row for cell in known if replace(cell, rows=()) == wanted for row in cell.rows
-    }
-    return tuple(rows[kind] for kind in exchanges if kind in rows)
-
-
-def _timed(
-    spec: LabSpec,
-    model: Model,
-    exchanges: Sequence[str],
-    effort: Effort,
-    say: Callable[[str], None],
-) -> tuple[Row, ...]:
-    """The exchanges of a model take turns."""
-    trials = tuple(_trial(model, kind, spec, effort.updates) for kind in exchanges)
-    bench = Bench(trials=trials, rounds=effort.rounds, deadline=600.0)
-    return tuple(summarise(trials, run_in_lab(spec, bench, timeout=2 * 3600.0, say=say)))
 
 
 def _trial(model: Model, kind: str, spec: LabSpec, updates: int) -> Trial:

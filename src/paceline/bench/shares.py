@@ -74,7 +74,7 @@ def run_shares(
             updates=min(most, updates),
             settle=settle,
             rounds=rounds,
-            warmup=1 if rounds is None else 0,
+            warmup=1 if rounds is None else 0,  # where an update takes half a minute none is needed
         )
 
     # What each does alone decides the first shares, as a plan's measurement would; then they

@@ -23,7 +23,7 @@ class Trial:
     """Take part in only so many of the bench's rounds; None: in all."""
     settle: int = 0
     """Turns before the first round, after each of which shares follow the measured speeds, as
-    between the epochs of a training."""
+    between the epochs of a training; not for plans with servers."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.commands.ending import leave_tidily
 from paceline.errors import ConfigError
+from paceline.launch.signals import leave_tidily
 
 if TYPE_CHECKING:
     from paceline.bench.cluster import Row

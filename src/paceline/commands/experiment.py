@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.commands.ending import leave_tidily
+from paceline.launch.signals import leave_tidily
 
 if TYPE_CHECKING:
     from paceline.experiments.spec import Experiment, Step

@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
-from paceline.commands.ending import leave_tidily
 from paceline.errors import UnsupportedError
 from paceline.lab import Lab, LabSpec, leftovers, network, probe
 from paceline.lab.groups import find_controllers
 from paceline.lab.session import Outcome, run_session
+from paceline.launch.signals import leave_tidily
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

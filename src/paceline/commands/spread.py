@@ -15,7 +15,7 @@ from paceline.config import dump_config
 from paceline.errors import ConfigError, UnsupportedError, UserError
 from paceline.launch.engines import Engine, engine_class
 from paceline.launch.inspection import Inspection, check_hosts
-from paceline.launch.session import Order, Session, run_on_hosts
+from paceline.launch.session import Order, Session
 from paceline.plan import refuse_options_without_strategy
 from paceline.plan.foresee import foresee
 from paceline.plan.together import NodeSite, plan_as_asked, plan_from_races, race_batches
@@ -66,7 +66,7 @@ def train_on_hosts(start: Start) -> int:
         show=start.show,
         **reach(request.hosts.in_order, found),
     )
-    return run_on_hosts(order, engine)
+    return Session(order, engine).run()
 
 
 def choose_engine(request: HostsRequest, found: Inspection | None) -> Engine:

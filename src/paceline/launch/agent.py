@@ -37,6 +37,7 @@ from paceline.launch.child import Child
 from paceline.launch.files import pieces_of, take_piece
 from paceline.launch.leftovers import SharedFiles
 from paceline.launch.rank import die_with_parent
+from paceline.launch.signals import leave_tidily
 from paceline.local.board import Board, anonymous_memory
 from paceline.local.cores import divide_cores, pin, usable_cores, visible_cores
 from paceline.run import RunDirectory
@@ -378,8 +379,7 @@ def main(arguments: list[str] | None = None) -> int:
     token = take_token()
     # The launcher decides who hears of Ctrl-C; whoever sends SIGTERM means it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _leave)
-    signal.signal(signal.SIGHUP, _leave)
+    leave_tidily()
     places = [word.rpartition(":") for word in options.to.split(",")]
     try:
         channel = connect([(address, int(port)) for address, _, port in places])
@@ -394,10 +394,6 @@ def main(arguments: list[str] | None = None) -> int:
         cores=visible_cores(),
     )
     return Agent(channel, node).serve()
-
-
-def _leave(number: int, _: object) -> None:
-    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

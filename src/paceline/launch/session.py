@@ -7,8 +7,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from types import FrameType
+from dataclasses import dataclass
 
 from paceline.errors import WorkerError
 from paceline.launch import failures
@@ -18,7 +17,7 @@ from paceline.launch.control import Control, Lost, addresses_towards
 from paceline.launch.engines import Engine, Launch, Running
 from paceline.launch.files import pieces_of, take_piece
 from paceline.launch.joining import Joining, welcome_fields
-from paceline.launch.signals import handled
+from paceline.launch.signals import Received, handled
 from paceline.run import RunDirectory
 from paceline.schema import Plan, Race, decode, encode, write_json
 from paceline.schema.hosts import Host, Hosts, Place
@@ -55,18 +54,6 @@ class Order:
     """What the checks found out; see `Launch`."""
 
 
-@dataclass
-class Signals:
-    """Ctrl-C and SIGTERM while hosts are at work."""
-
-    received: list[int] = field(default_factory=list)
-    passed_on: int = 0
-
-    def note(self, number: int, frame: FrameType | None) -> None:
-        """The handler of both."""
-        self.received.append(number)
-
-
 class Session:
     """Everything that is under way on the hosts."""
 
@@ -74,7 +61,7 @@ class Session:
         self.order, self.engine = order, engine
         self.places: tuple[Place, ...] = order.hosts.places
         self.control = Control(len(self.places))
-        self.signals = Signals()
+        self.signals = Received()
         self.marker = secrets.token_hex(16)
         self.running: Running | None = None
         self.failures: list[tuple[int, Message | Lost]] = []
@@ -333,11 +320,9 @@ class Session:
 
     def pass_signals_on(self) -> None:
         """The first signal stops in order, the second ends at once."""
-        fresh = self.signals.received[self.signals.passed_on :]
-        if not fresh:
+        number = self.signals.fresh()
+        if number is None:
             return
-        number = fresh[0]
-        self.signals.passed_on = len(self.signals.received)
         if self.training and self.signals.passed_on == 1:
             self.order.say("stopping in order; once more to end at once")
             self.control.send(0, "stop", signal=number)
@@ -368,8 +353,8 @@ class Session:
         node, cause = min(self.failures, key=lambda failure: failures.order(failure[1]))
         if isinstance(cause, Lost):
             raise WorkerError(f"{self.lost_sentence(cause)}; the run was ended")
-        if self.signals.received and node == 0:  # it had not yet begun to train
-            self.interrupt(self.signals.received[0])
+        if self.signals.numbers and node == 0:  # it had not yet begun to train
+            self.interrupt(self.signals.numbers[0])
         failures.raise_report(cause["report"], self.places[node].host.name)
 
     def has_cause(self) -> bool:
@@ -396,9 +381,4 @@ def decode_name(config: str) -> str:
     return str(tomllib.loads(config).get("name", "run"))
 
 
-def run_on_hosts(order: Order, engine: Engine) -> int:
-    """Train on several hosts."""
-    return Session(order, engine).run()
-
-
-__all__ = ["Order", "Session", "run_on_hosts"]
+__all__ = ["Order", "Session"]

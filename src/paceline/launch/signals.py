@@ -1,10 +1,11 @@
-"""Ctrl-C and SIGTERM of a launcher."""
+"""Ctrl-C, SIGTERM and SIGHUP of launchers, agents and commands that hold something."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from types import FrameType
 
 
@@ -21,3 +22,31 @@ def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     finally:
         for number, former in before.items():
             signal.signal(number, former)
+
+
+@dataclass
+class Received:
+    """Ctrl-C and SIGTERM while hosts are at work."""
+
+    numbers: list[int] = field(default_factory=list)
+    passed_on: int = 0
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """The handler of both."""
+        self.numbers.append(number)
+
+    def fresh(self) -> int | None:
+        """The first signal since the last call, if there was one."""
+        new = self.numbers[self.passed_on :]
+        self.passed_on = len(self.numbers)
+        return new[0] if new else None
+
+
+def leave_tidily() -> None:
+    """From now on SIGTERM and SIGHUP unwind what is open, as Ctrl-C does, before they end us."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

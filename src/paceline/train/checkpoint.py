@@ -45,6 +45,10 @@ class Position:
     update: int = 0
     """Updates done in all."""
 
+    def after_update(self) -> Position:
+        """One update later."""
+        return Position(epoch=self.epoch, step=self.step + 1, update=self.update + 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainState:

@@ -13,15 +13,8 @@ from paceline.data.feed import Batch
 from paceline.errors import DivergedError, RunDirectoryError, StorageError
 from paceline.exchange.network import Traffic
 from paceline.local.memory import keep_freed_memory
-from paceline.observe.metrics import (
-    MetricsFile,
-    Tally,
-    exchange_counts,
-    exchange_line,
-    totals,
-)
+from paceline.observe.metrics import Tally, exchange_counts, exchange_line, totals
 from paceline.observe.recorder import Recorder
-from paceline.observe.tensorboard import TensorBoardFile
 from paceline.schema import write_json
 from paceline.train.assemble import (
     Task,
@@ -33,6 +26,7 @@ from paceline.train.assemble import (
 from paceline.train.checkpoint import Checkpoints, Position, TrainState
 from paceline.train.comparison import comparison, node_memory_mb
 from paceline.train.device import use_deterministic
+from paceline.train.epoch_log import EpochLog
 from paceline.train.evaluate import evaluate
 from paceline.train.goal import Goal, LossWatch
 from paceline.train.optimizers import batch_factor, schedule_factor
@@ -85,11 +79,6 @@ class Trainer:
     def __init__(self, task: Task, parts: Parts, recorder: Recorder, *, started: float) -> None:
         self.task, self.config, self.view = task, task.config, task.view
         self.recorder = recorder
-        self.tensorboard = (
-            TensorBoardFile(task.run.path / "tensorboard", say=task.view.say)
-            if task.config.observe.tensorboard and task.context.is_first
-            else None
-        )
         self.team = make_team(task)
         self.job = dataclasses.replace(make_job(task, parts), span=recorder.span)
         self.dataset = parts.dataset
@@ -97,7 +86,7 @@ class Trainer:
         self.shares = [node.share for node in task.plan.nodes]
         self.feed = make_feed(task, parts, self.strategy)
         self.checkpoints = Checkpoints(task.run.checkpoints, self.config.train.keep)
-        self.metrics = MetricsFile(task.run.metrics)
+        self.epochs = EpochLog(task)
         self.signals = StopSignals(self.team.request_stop)
         self.position = Position()
         self.tally = Tally()
@@ -183,9 +172,7 @@ class Trainer:
         loss = result.loss_sum / result.samples if result.samples else None
         if loss is not None and self.losses.has_diverged(loss):
             raise DivergedError(self.describe_divergence(loss))
-        self.position = dataclasses.replace(
-            self.position, step=self.position.step + 1, update=update + 1
-        )
+        self.position = self.position.after_update()
         slowest = self.team.slowest
         host = "" if slowest is None else self.task.plan.nodes[slowest].host
         self.view.advance(images=batch.total, loss=loss, slowest=host)
@@ -207,9 +194,7 @@ class Trainer:
         """Go past an update that the others have done without this node."""
         update = self.position.update
         self.team.enter("left out", update)
-        self.position = dataclasses.replace(
-            self.position, step=self.position.step + 1, update=update + 1
-        )
+        self.position = self.position.after_update()
         self.view.advance(images=batch.total, loss=None)
 
     def describe_divergence(self, loss: float) -> str:
@@ -257,7 +242,7 @@ class Trainer:
         if self.task.context.nodes > 1:
             line |= self.balance() | self.team.epoch_line()
         improved = self.goal.note(score)
-        self.write_metrics(line)
+        self.epochs.add(line)
         self.position = dataclasses.replace(self.position, epoch=epoch, step=0)
         self.tally, self.traffic = Tally(), Traffic()
         self.save(best=improved)
@@ -304,19 +289,6 @@ class Trainer:
                 self.task.board.barrier("weights of all nodes")
             self.team.share_buffers(self.strategy.model)
             self.strategy.spread_buffers()
-
-    def write_metrics(self, line: dict[str, Any]) -> None:
-        """Keep the epoch's line, in memory if the disk is full."""
-        if not self.team.is_first:
-            self.metrics.lines.append(line)
-            return
-        self.view.end_epoch(line, self.config.train.epochs)
-        if self.tensorboard is not None:
-            self.tensorboard.add_epoch(line)
-        try:
-            self.metrics.append(line)
-        except OSError as error:
-            self.view.say(f"warning: {self.task.run.metrics} cannot be written: {error.strerror}")
 
     def checkpoint_due(self) -> bool:
         every = self.config.train.checkpoint_every
@@ -381,7 +353,7 @@ class Trainer:
         self.goal.best, self.goal.since_best = state.best_accuracy, state.since_best
         if self.team.is_first:
             self.tally = Tally.restored(state.tally)
-            self.metrics.restore(state.position.epoch)
+            self.epochs.restore(state.position.epoch)
             self.view.say(self.welcome_back())
 
     def welcome_back(self) -> str:
@@ -395,7 +367,7 @@ class Trainer:
         """The summary of the run, written to run.json."""
         self.team.close()
         self.count_exchange()
-        lines = self.metrics.lines
+        lines = self.epochs.lines
         summary: dict[str, Any] = {
             "name": self.config.name,
             "finished": self.position.update >= self.updates or self.goal.reached() is not None,

@@ -13,7 +13,7 @@ from paceline.api import HostsRequest
 from paceline.commands.spread import choose_engine
 from paceline.config.hosts import find_hosts
 from paceline.errors import PacelineError
-from paceline.launch.session import Order, run_on_hosts
+from paceline.launch.session import Order, Session
 from paceline.run import RunDirectory
 from paceline.schema import NodePlan, Plan
 
@@ -34,7 +34,7 @@ def run_standins(run: Path, hosts_text: str, engine: str, lines: list[str] | Non
         show=print if lines is None else lines.append,
         start_seconds=60.0,
     )
-    return run_on_hosts(order, choose_engine(HostsRequest(hosts=hosts, engine=engine), None))
+    return Session(order, choose_engine(HostsRequest(hosts=hosts, engine=engine), None)).run()
 
 
 if __name__ == "__main__":
