@@ -7,6 +7,7 @@ hosts and links, as `paceline measure` does it.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,8 @@ NEAR = 0.05
 """An option that took so little longer than the fastest is as good."""
 TURN_SECONDS = 2.0
 """About so long one turn of a trial is timed."""
+EFFORT = ((1.0, 11, 3), (5.0, 5, 2), (10.0, 2, 1), (math.inf, 1, 1))
+"""Up to so many seconds of an update: how often it is timed, and updates before each time."""
 PATIENCE = 28.0
 """Seconds of an update above which an option is not timed."""
 
@@ -76,7 +79,7 @@ class Results:
     """Everything so far: kept in a file, so that a run that was ended can go on."""
 
     hosts: dict[str, Machines] = field(default_factory=dict)
-    """By model and hosts: what computing takes."""
+    """By model, hosts and rate: what computing takes, measured for every group that is timed."""
     networks: dict[str, Machines] = field(default_factory=dict)
     """By hosts and rate."""
     outcomes: tuple[Outcome, ...] = ()
@@ -229,7 +232,8 @@ class Proof:
 
     def _machines(self, model: str, name: str, rate: str, lab: Lab) -> Machines:
         known, networks = dict(self.results.hosts), dict(self.results.networks)
-        key, place = f"{model} {name}", f"{name} {rate}"
+        place = f"{name} {rate}"
+        key = f"{model} {place}"
         if key not in known:
             self._say(f"{name}: measuring every host for {model}")
             known[key] = measure_hosts(lab, WORKLOADS[model].settings())
@@ -347,11 +351,13 @@ def _trial(
         )
         plan = Plan(nodes=nodes, batch_size=round(workload.batch * sum(parts)))
     seconds = choice.option.cost.seconds
+    rounds, warmup = next(effort for most, *effort in EFFORT if seconds < most)
     return Trial(
         name=title,
         kind=kind,
         settings=settings,
         plan=plan,
         updates=max(1, min(10, round(TURN_SECONDS / seconds))),
-        rounds=5 if seconds < 1.0 else 3 if seconds < 8.0 else 1,
+        rounds=rounds,
+        warmup=warmup,
     )

@@ -1,7 +1,7 @@
 """Measures the hosts of a lab as `paceline measure --hosts` does: the same programs on every host.
 
-What a host computes does not depend on the link, and a link not on the model: each is measured
-once and put together, which `measure` itself has no reason to do.
+A link does not depend on the model: it is measured once for all models and put together with
+what each host computes, which `measure` itself has no reason to do.
 """
 
 from __future__ import annotations
