@@ -149,6 +149,14 @@ def test_exit_codes_and_signals(lab: Lab) -> None:
     assert "sleep 60" not in output(lab, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
 
 
+def test_congestion_control_is_that_of_most_hosts_not_of_this_machine(lab: Lab) -> None:
+    setting = "cat /proc/sys/net/ipv4/tcp_congestion_control"
+    before = Path(setting.split()[1]).read_text()
+    assert output(lab, setting) in ("cubic", "reno")
+    assert output(lab, setting, on="b") in ("cubic", "reno")
+    assert Path(setting.split()[1]).read_text() == before
+
+
 def test_many_short_processes_and_signals_do_not_upset_a_host(lab: Lab) -> None:
     for _ in range(100):
         process = lab.start(["sleep", "60"], on="b")

@@ -95,6 +95,7 @@ class Agent:
             socket.sethostname(self.config["hostname"])
             _arrange_mounts(self.config["bind"])
             _quiet_interfaces()
+            _plain_congestion_control()
         else:
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -307,6 +308,21 @@ def _quiet_interfaces() -> None:
     setting = "/proc/sys/net/ipv6/conf/default/disable_ipv6"
     with contextlib.suppress(OSError), open(setting, "w") as file:  # noqa: PTH123
         file.write("1")
+
+
+def _plain_congestion_control() -> None:
+    """TCP as most hosts have it, whatever this machine uses.
+
+    With bbr a link of known rate is not one: it slows down for 0.2 s every 10 s on purpose, and
+    takes an exchange that pauses for a slower link. The kernel may keep cubic to itself; reno is
+    for everyone, and differs from it only after losses.
+    """
+    for name in ("cubic", "reno"):
+        setting = "/proc/sys/net/ipv4/tcp_congestion_control"
+        with contextlib.suppress(OSError), open(setting, "w") as file:  # noqa: PTH123
+            file.write(name)
+            file.flush()
+            return
 
 
 def _open_tap(interface: str) -> int:
