@@ -25,6 +25,8 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from paceline.errors import DeadlineError, UnsupportedError, WorkerError
 from paceline.schema import RankContext
 
+_ALL_TO_ALL = 1901
+"""Messages of all-to-alls; other messages between nodes have other numbers."""
 _LOST = ("onnection", "eset by peer", "roken pipe", "ocket", "nreachable")
 
 
@@ -104,6 +106,17 @@ class Pending:
         with self._network.explaining(self._operation):
             self._work.wait()
         self._keep = None
+
+
+class _Together:
+    """Several operations that are waited for as one."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
 
 
 class Network:
@@ -212,10 +225,33 @@ class Network:
             messages=self.size - 1,
         )
         with self.explaining(name):
-            work = self.group.alltoall_base(
-                received, sent, list(received_sizes), list(sent_sizes), dist.AllToAllOptions()
-            )
-        return Pending(self, name, work, (received, sent), self._end_of(work))
+            if self.backend == "gloo":
+                work: Any = self._parts(received, sent, received_sizes, sent_sizes)
+            else:
+                work = self.group.alltoall_base(
+                    received, sent, list(received_sizes), list(sent_sizes), dist.AllToAllOptions()
+                )
+        return Pending(self, name, work, (received, sent))
+
+    def _parts(
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        received_sizes: Sequence[int],
+        sent_sizes: Sequence[int],
+    ) -> _Together:
+        """One message per pair, with every receive posted before the first send.
+
+        Gloo sends nothing before the receiver has said that it is ready. Its own all-to-all sends
+        first, and that word waits behind the data: the two directions of a link take turns.
+        """
+        into = torch.split(received, list(received_sizes))
+        out = torch.split(sent, list(sent_sizes))
+        peers = [(self.rank + step) % self.size for step in range(1, self.size)]
+        works = [self.group.recv([into[p]], p, _ALL_TO_ALL) for p in peers if received_sizes[p]]
+        works += [self.group.send([out[p]], p, _ALL_TO_ALL) for p in peers if sent_sizes[p]]
+        into[self.rank].copy_(out[self.rank])
+        return _Together(works)
 
     def barrier(self, name: str = "a barrier") -> None:
         """Wait for all nodes."""

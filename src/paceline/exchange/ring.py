@@ -43,39 +43,43 @@ class _Round:
     The segments of a step are posted at once, and each goes on to the next step as soon as it has
     come: both directions of the link are busy all the time, and adding is hidden under them.
     Messages between two neighbours arrive in the order in which they were posted.
+
+    Receives are posted a step ahead, into one of two rooms. Gloo sends nothing before the receiver
+    has said that it is ready, and that word would wait behind the data that goes the same way:
+    posted after the sends, directions take turns, and two nodes need half as long again.
     """
 
     def __init__(self, network: Network, flat: torch.Tensor) -> None:
         self._network = network
         self._adding = network.size - 1  # steps of scatter-reduce; as many of all-gather follow
+        self._steps = 2 * self._adding
         whole = cut(flat, network.size)
         self._chunks = [segments(chunk) for chunk in whole]
-        longest = max(whole, key=lambda chunk: chunk.numel())
-        self._room = [torch.empty_like(segment) for segment in segments(longest)]
+        longest = segments(max(whole, key=lambda chunk: chunk.numel()))
+        self._rooms = [[torch.empty_like(segment) for segment in longest] for _ in range(2)]
         self._sent: dict[tuple[int, int], Pending] = {}
         self._coming: dict[tuple[int, int], Pending] = {}
 
     def run(self) -> None:
         """Add up, in place."""
-        last = 2 * self._adding - 1
+        for step in range(2):
+            for index in range(len(self._arriving(step))):
+                self._receive(step, index)
         for index in range(len(self._leaving(0))):
             self._send(0, index)
-        for index in range(len(self._arriving(0))):
-            self._receive(0, index)
-        for step in range(last + 1):
+        for step in range(self._steps):
             # Chunks may differ by an element, and so by a segment.
-            following = len(self._arriving(step + 1)) if step < last else 0
+            later = step + 2
+            following = len(self._arriving(later)) if later < self._steps else 0
             arriving = self._arriving(step)
             for index, segment in enumerate(arriving):
-                self._coming.pop((step, index)).settle()
-                if step < self._adding:
-                    segment.add_(self._room[index][: segment.numel()])
-                if step < last:
-                    self._send(step + 1, index)
+                self._arrive(step, index, segment)
                 if index < following:
-                    self._receive(step + 1, index)
+                    self._receive(later, index)
+                if step + 1 < self._steps:
+                    self._send(step + 1, index)
             for index in range(len(arriving), following):
-                self._receive(step + 1, index)
+                self._receive(later, index)
         for pending in self._sent.values():
             pending.settle()
 
@@ -85,18 +89,24 @@ class _Round:
     def _arriving(self, step: int) -> list[torch.Tensor]:
         return self._chunks[(self._network.rank - step - 1) % self._network.size]
 
+    def _place(self, step: int, index: int) -> torch.Tensor:
+        return self._rooms[step % 2][index][: self._arriving(step)[index].numel()]
+
     def _send(self, step: int, index: int) -> None:
         right = (self._network.rank + 1) % self._network.size
         self._sent[step, index] = self._network.send(self._leaving(step)[index], right, TAG)
 
     def _receive(self, step: int, index: int) -> None:
         left = (self._network.rank - 1) % self._network.size
-        place = self._arriving(step)[index]
+        self._coming[step, index] = self._network.receive(self._place(step, index), left, TAG)
+
+    def _arrive(self, step: int, index: int, segment: torch.Tensor) -> None:
+        self._coming.pop((step, index)).settle()
         if step < self._adding:
-            place = self._room[index][: place.numel()]
+            segment.add_(self._place(step, index))
         else:  # the sum lands on the part that this node sent before: that must have left
             self._sent.pop((step - self._adding, index)).settle()
-        self._coming[step, index] = self._network.receive(place, left, TAG)
+            segment.copy_(self._place(step, index))
 
 
 def cut(flat: torch.Tensor, parts: int) -> list[torch.Tensor]:
