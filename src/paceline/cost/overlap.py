@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 BUCKET = 8 * 2**20
 """Size of a bucket, in bytes: `exchange.bucket_mb` where nobody sets it."""
+FIRST_BUCKET = 2**20
+"""The first bucket leaves as soon as it has so many bytes, as DistributedDataParallel's does."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +24,14 @@ def buckets(
     backward: Sequence[tuple[float, float]],
     *,
     size: float = BUCKET,
-    first: float | None = None,
+    first: float = FIRST_BUCKET,
 ) -> list[Bucket]:
     """Gradients in the order in which backward gives them, filled into buckets.
 
     `backward` has (seconds, gradient bytes) per layer, the last layer first. A bucket holds
-    at most its size, or one layer that is larger; the first one may be smaller, so that the
-    network starts early (DistributedDataParallel: 1 MB, then 25). It is ready when its last
-    layer is: at the sum of the seconds up to there.
+    at most its size, or one layer that is larger; the first one is closed as soon as it has
+    `first` bytes, so that the network starts early. It is ready when its last layer is: at the
+    sum of the seconds up to there.
 
     >>> buckets([(1.0, 10), (1.0, 10), (2.0, 10)], size=20, first=10)
     [Bucket(size=10.0, ready=1.0), Bucket(size=20.0, ready=4.0)]
@@ -37,8 +39,7 @@ def buckets(
     found: list[Bucket] = []
     elapsed = filled = ready = 0.0
     for seconds, gradient in backward:
-        limit = size if found or first is None else first
-        if filled and filled + gradient > limit:
+        if filled and (filled + gradient > size or (not found and filled >= first)):
             found.append(Bucket(filled, ready))
             filled = 0.0
         elapsed += seconds

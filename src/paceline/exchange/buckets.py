@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from paceline.cost.overlap import FIRST_BUCKET
 from paceline.local.shared import memory_view
 
 
@@ -157,7 +158,11 @@ def bounds(weights: Sequence[torch.Tensor], capacity: int) -> list[tuple[int, in
 
 
 def divide(weights: Sequence[torch.Tensor], capacity: int) -> list[list[torch.Tensor]]:
-    """Weights from the last to the first, in groups of at most `capacity` bytes and one type."""
+    """Weights from the last to the first, in groups of at most `capacity` bytes and one type.
+
+    The first group is closed as soon as it has FIRST_BUCKET bytes: the network need not stand idle until
+    the backward pass has filled a whole bucket, which for a small model is when it ends.
+    """
     groups: list[list[torch.Tensor]] = []
     room = 0
     for weight in reversed(list(weights)):
@@ -169,4 +174,6 @@ def divide(weights: Sequence[torch.Tensor], capacity: int) -> list[list[torch.Te
         else:
             groups.append([weight])
             room = capacity - size
+        if len(groups) == 1 and sum(each.nbytes for each in groups[0]) >= FIRST_BUCKET:
+            room = 0
     return groups
