@@ -160,8 +160,8 @@ def bounds(weights: Sequence[torch.Tensor], capacity: int) -> list[tuple[int, in
 def divide(weights: Sequence[torch.Tensor], capacity: int) -> list[list[torch.Tensor]]:
     """Weights from the last to the first, in groups of at most `capacity` bytes and one type.
 
-    The first group is closed as soon as it has FIRST_BUCKET bytes: the network need not stand idle until
-    the backward pass has filled a whole bucket, which for a small model is when it ends.
+    The first group is closed as soon as it has FIRST_BUCKET bytes: the network need not stand idle
+    until the backward pass has filled a whole bucket, which for a small model is when it ends.
     """
     groups: list[list[torch.Tensor]] = []
     room = 0
