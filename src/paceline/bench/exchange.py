@@ -73,6 +73,8 @@ class Effort:
 
     rounds: int = 2
     updates: int = 2
+    warmup: int = 1
+    """Updates before each turn that are not timed; 0 where one takes a minute on the wire."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +138,7 @@ def run_matrix(
         cell = next((each for each in known if each.has(wanted, exchanges)), None)
         if cell is None:
             say(f"{wanted.title}: {', '.join(exchanges)}")
-            trials = tuple(_trial(MODELS[name], kind, spec, effort.updates) for kind in exchanges)
+            trials = tuple(_trial(MODELS[name], kind, spec, effort) for kind in exchanges)
             bench = Bench(trials=trials, rounds=effort.rounds, deadline=600.0)
             timings = run_in_lab(spec, bench, timeout=2 * 3600.0, say=say)
             cell = replace(wanted, rows=tuple(summarise(trials, timings)))
@@ -148,7 +150,7 @@ def run_matrix(
     return tuple(cells)
 
 
-def _trial(model: Model, kind: str, spec: LabSpec, updates: int) -> Trial:
+def _trial(model: Model, kind: str, spec: LabSpec, effort: Effort) -> Trial:
     if kind not in EXCHANGES:
         raise ConfigError(unknown_name("exchange", kind, EXCHANGES))
     settings = model.settings()
@@ -167,5 +169,6 @@ def _trial(model: Model, kind: str, spec: LabSpec, updates: int) -> Trial:
         kind="ddp" if kind == STOCK else "plan",
         settings=settings,
         plan=plan,
-        updates=updates,
+        updates=effort.updates,
+        warmup=effort.warmup,
     )

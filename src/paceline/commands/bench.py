@@ -44,6 +44,7 @@ def command() -> None:
 @click.option("--exchange", "exchanges", multiple=True, help="Only these; repeatable.")
 @click.option("--rounds", default=2, show_default=True, help="How often all take turns.")
 @click.option("--updates", default=2, show_default=True, help="Timed updates per turn.")
+@click.option("--warmup", default=1, show_default=True, help="Updates before them, not timed.")
 @click.option("--out", type=click.Path(path_type=Path), help="Keep results; go on from there.")
 @click.option("--json", "as_json", is_flag=True, help="Print for programs.")
 def exchange(
@@ -54,6 +55,7 @@ def exchange(
     exchanges: tuple[str, ...],
     rounds: int,
     updates: int,
+    warmup: int,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -71,7 +73,7 @@ def exchange(
         specs,
         models or tuple(MODELS),
         exchanges or EXCHANGES,
-        Effort(rounds=rounds, updates=updates),
+        Effort(rounds=rounds, updates=updates, warmup=warmup),
         out=out,
         say=lambda text: click.echo(text, err=True),
     )
