@@ -59,7 +59,7 @@ def served(folder: Path) -> Iterator[int]:
     """A folder on a port of this machine."""
     handler = functools.partial(Quiet, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:
             yield int(server.server_address[1])

@@ -67,7 +67,7 @@ class Server(http.server.ThreadingHTTPServer):
 @pytest.fixture
 def server() -> Iterator[Server]:
     with Server() as one:
-        thread = threading.Thread(target=one.serve_forever)
+        thread = threading.Thread(target=one.serve_forever, args=(0.02,))
         thread.start()
         yield one
         one.shutdown()
