@@ -101,6 +101,72 @@ def test_the_first_node_of_reduce_broadcast_moves_everything(size: int) -> None:
             assert traffic.bytes_sent == traffic.bytes_received == times * 4 * length
 
 
+class Listening:
+    """A group, with what was asked of it."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("send", "recv"):
+            self.asked.append(name)
+        return getattr(self._group, name)
+
+
+def posted(size: int, work: Callable[[Network], None]) -> list[list[str]]:
+    """By node: the sends and receives of some work, in their order."""
+
+    def listened(network: Network) -> list[str]:
+        network.group = listening = Listening(network.group)
+        work(network)
+        return listening.asked
+
+    return together(size, listened)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_ring_is_always_ready_to_receive_before_it_sends(size: int) -> None:
+    def work(network: Network) -> None:
+        settings = ExchangeSettings(kind="ring")
+        built: Any = exchange.build("ring", Setting(network=network, options=settings))
+        built.sum(given(network.rank, 700_001), 0).wait()
+        built.close()
+
+    for asked in posted(size, work):
+        steps = 2 * (size - 1)
+        each = len(asked) // (2 * steps)  # segments of a chunk
+        assert asked[: 2 * each] == ["recv"] * 2 * each
+        # From there on a step ahead: what comes back for a send has been asked for before it.
+        for place, name in enumerate(asked):
+            if name == "send":
+                sent = asked[:place].count("send")
+                assert asked[:place].count("recv") >= min(sent + each, steps * each)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_all_to_all_of_uneven_parts_receives_first(size: int) -> None:
+    def rows(source: int, target: int) -> int:
+        return 0 if (source, target) == (1, 0) else 1 + source + 2 * target
+
+    def work(network: Network) -> None:
+        own = network.rank
+        sent_sizes = [rows(own, target) for target in range(size)]
+        received_sizes = [rows(source, own) for source in range(size)]
+        sent = torch.cat([torch.full((n, 5), 10.0 * own + t) for t, n in enumerate(sent_sizes)])
+        received = torch.empty(sum(received_sizes), 5)
+        network.all_to_all(received, sent, received_sizes, sent_sizes).wait()
+        parts = torch.split(received, received_sizes)
+        for source, part in enumerate(parts):
+            assert torch.equal(part, torch.full((received_sizes[source], 5), 10.0 * source + own))
+        traffic = network.traffic.take()
+        assert traffic.bytes_sent == 20 * (sum(sent_sizes) - sent_sizes[own])
+        assert traffic.bytes_received == 20 * (sum(received_sizes) - received_sizes[own])
+
+    for asked in posted(size, work):
+        assert asked == sorted(asked)  # "recv" before "send"
+
+
 @pytest.mark.parametrize("kind", ["ring", "reduce_broadcast"])
 def test_a_node_that_does_not_come_is_an_error_where_one_waits(kind: str) -> None:
     def work(network: Network) -> str:
