@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -44,18 +45,20 @@ class Wire:
 
 
 def wire(link: Link, level: Level = "median") -> Wire:
-    """A link at one level; `low` is the slow wire: low rates, high latency."""
+    """A link at one level; `low` is the slow wire: low rates, high latency.
+
+    What a link carries both ways at once, it carries one way alone: where less was measured, the
+    measurement was disturbed.
+    """
     opposite: dict[Level, Level] = {"low": "high", "high": "low", "median": "median"}
     ways = [link.forward.at(level)] + ([link.backward.at(level)] if link.backward else [])
-    one_way = min(ways)
-    both = link.both.at(level) if link.both else one_way
+    both = link.both.at(level) if link.both else min(ways)
+    one_way = max(min(ways), both)
     if one_way <= 0 or both <= 0:
         raise ConfigError(
             f"the link {link.first} - {link.second} has a rate of 0: measure it again"
         )
-    return Wire(
-        latency=link.latency.at(opposite[level]), bandwidth=one_way, both=min(both, one_way)
-    )
+    return Wire(latency=link.latency.at(opposite[level]), bandwidth=one_way, both=both)
 
 
 def described_link(bits_per_second: float, latency: float) -> Link:
@@ -123,25 +126,25 @@ def fitted(start: Wire, curve: AllReduceCurve, level: Level = "median") -> Wire:
 
     The measured time is t(n) = A + n s:
 
-        s = slope of least squares, which large sizes decide     B = 2 (N-1)/N / s
-        A = median over all sizes of t(n) - n s, at least 0      o = (A - 2 a) / (2 (N-1))
+        s = median slope over all pairs of sizes (Theil and Sen)  B = 2 (N-1)/N / s
+        A = median over all sizes of t(n) - n s, at least 0       o = (A - 2 a) / (2 (N-1))
 
-    Small sums are disturbed most (a millisecond is long for them), so they have no say in
-    the rate, and only the middle one in A. Latencies stay as they were measured. What
-    computing and sums do to each other is taken from the curve too; see `hindrance`.
+    One size that was disturbed, a small one by a millisecond or the largest by a second, has no
+    say in either. Latencies stay as they were measured. What computing and sums do to each other
+    is taken from the curve too; see `hindrance`.
     """
     nodes = len(curve.hosts)
     times: dict[Level, Level] = {"low": "high", "high": "low", "median": "median"}
     points = [(p.bytes, p.seconds.at(times[level])) for p in curve.points if p.seconds.median > 0]
-    if nodes < 2 or len(points) < 2:
+    if nodes < 2 or len({size for size, _ in points}) < 2:
         return start
-    mean_size = math.fsum(size for size, _ in points) / len(points)
-    mean_time = math.fsum(time for _, time in points) / len(points)
-    above = math.fsum((n - mean_size) * (t - mean_time) for n, t in points)
-    below = math.fsum((n - mean_size) ** 2 for n, _ in points)
-    if below <= 0 or above <= 0:
+    slope = statistics.median(
+        (later - earlier) / (large - small)
+        for (small, earlier), (large, later) in itertools.combinations(sorted(points), 2)
+        if large > small
+    )
+    if slope <= 0:
         return start
-    slope = above / below
     intercept = max(0.0, statistics.median(t - slope * n for n, t in points))
     rate = 2 * (nodes - 1) / nodes / slope
     return replace(

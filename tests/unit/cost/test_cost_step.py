@@ -38,7 +38,7 @@ from paceline.cost.pipeline import bubble_part, cut
 from paceline.cost.step import Member, handling_seconds, optimizer_seconds, step_cost
 from paceline.errors import ConfigError, StrategyError, UnsupportedError
 from paceline.schema import NodePlan
-from paceline.schema.machines import AllReduceCurve, CurvePoint, exactly
+from paceline.schema.machines import AllReduceCurve, CurvePoint, Link, exactly
 
 GIGABIT = Wire(latency=2e-4, bandwidth=125e6, both=125e6, message=0.0)
 
@@ -276,6 +276,28 @@ def test_a_wire_from_links_and_curves() -> None:
     assert slowest_wire(known, ["a", "b"]).both == pytest.approx(50e6)
     with pytest.raises(ConfigError, match="no link between 'a' and 'b'"):
         slowest_wire(dataclasses.replace(joined, links=()), ["a", "b"])
+
+
+@pytest.mark.parametrize("disturbed", range(6))
+def test_one_disturbed_size_does_not_change_the_rate(disturbed: int) -> None:
+    true = Wire(latency=1e-4, bandwidth=35e6, both=35e6, message=3e-4)
+    sizes = (1024, 16384, 131072, 2**20, 2**22, 2**24)
+    times = [allreduce_seconds(true, size, 4) for size in sizes]
+    times[disturbed] = 1.25 * times[disturbed] + 0.002
+    points = tuple(
+        CurvePoint(bytes=size, seconds=exactly(time))
+        for size, time in zip(sizes, times, strict=True)
+    )
+    curve = AllReduceCurve(backend="gloo", hosts=("a", "b", "c", "d"), points=points)
+    assert fitted(true, curve).both == pytest.approx(35e6, rel=0.02)
+
+
+def test_a_link_carries_one_way_what_it_carries_both_ways() -> None:
+    slow, fast = exactly(25e6), exactly(35e6)
+    found = wire(Link(latency=exactly(1e-4), forward=fast, backward=slow, both=fast))
+    assert (found.bandwidth, found.both) == (35e6, 35e6)
+    half = wire(Link(latency=exactly(1e-4), forward=fast, backward=fast, both=slow))
+    assert (half.bandwidth, half.both) == (35e6, 25e6)
 
 
 def test_a_described_link_is_slower_than_its_name() -> None:
