@@ -31,7 +31,7 @@ def worker(node: int, address: str, port: int, batch: int, updates: int) -> None
     from paceline.exchange.allreduce import AllReduce
     from paceline.exchange.base import Setting
     from paceline.exchange.chains import find_chains
-    from paceline.exchange.network import open_network
+    from paceline.exchange.opening import open_network
     from paceline.exchange.partition import Partition
     from paceline.local.base import Job
     from paceline.local.single import Threads

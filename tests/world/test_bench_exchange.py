@@ -55,11 +55,11 @@ def test_what_failed_or_was_timed_otherwise_is_not_reused() -> None:
     )  # fmt: skip
     wanted = Cell(model="m", hosts=2, cores=(1.0, 1.0), rate="1gbit", effort=Effort())
     cell = replace(wanted, rows=(row,))
-    assert cell.has(wanted, ["ring"])
-    assert not cell.has(wanted, ["ring", "stock DDP"])
-    assert not replace(cell, rows=(replace(row, failed="no"),)).has(wanted, ["ring"])
-    assert not cell.has(replace(wanted, effort=Effort(rounds=5)), ["ring"])
-    assert not cell.has(replace(wanted, rate="100mbit"), ["ring"])
+    assert cell.answers(wanted, ["ring"])
+    assert not cell.answers(wanted, ["ring", "stock DDP"])
+    assert not replace(cell, rows=(replace(row, failed="no"),)).answers(wanted, ["ring"])
+    assert not cell.answers(replace(wanted, effort=Effort(rounds=5)), ["ring"])
+    assert not cell.answers(replace(wanted, rate="100mbit"), ["ring"])
 
 
 def test_mistakes_are_said(run_cli: RunCli) -> None:

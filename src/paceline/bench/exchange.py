@@ -95,10 +95,10 @@ class Cell:
         size = f" of {cores} core{'' if cores == '1' else 's'}" if cores else ""
         return f"{self.model} on {self.hosts} hosts{size} at {self.rate}"
 
-    def has(self, other: Cell, exchanges: Sequence[str]) -> bool:
-        """Whether it is about the same as another one, and every exchange succeeded."""
+    def answers(self, wanted: Cell, exchanges: Sequence[str]) -> bool:
+        """Whether it is of the model, lab and effort that are wanted, with all these exchanges."""
         done = {row.name for row in self.rows if not row.failed}
-        return replace(self, rows=other.rows) == other and done >= set(exchanges)
+        return replace(self, rows=wanted.rows) == wanted and done >= set(exchanges)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ def run_matrix(
             rate=str(spec.link.rate or "no limit"),
             effort=effort,
         )
-        cell = next((each for each in known if each.has(wanted, exchanges)), None)
+        cell = next((each for each in known if each.answers(wanted, exchanges)), None)
         if cell is None:
             say(f"{wanted.title}: {', '.join(exchanges)}")
             trials = tuple(_trial(MODELS[name], kind, spec, effort) for kind in exchanges)

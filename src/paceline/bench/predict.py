@@ -351,7 +351,7 @@ def _trial(
         )
         plan = Plan(nodes=nodes, batch_size=round(workload.batch * sum(parts)))
     seconds = choice.option.cost.seconds
-    rounds, warmup = next(effort for most, *effort in EFFORT if seconds < most)
+    rounds, warmup = next((r, w) for most, r, w in EFFORT if seconds < most)
     return Trial(
         name=title,
         kind=kind,

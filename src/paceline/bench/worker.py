@@ -27,7 +27,8 @@ from paceline.config.environment import rank_context
 from paceline.data.sampler import GlobalSampler, apportion
 from paceline.errors import PacelineError
 from paceline.exchange import exchange_class
-from paceline.exchange.network import Network, Traffic, open_network
+from paceline.exchange.network import Network, Traffic
+from paceline.exchange.opening import open_network
 from paceline.exchange.served import Served
 from paceline.local.cores import set_threads
 from paceline.local.memory import give_back_memory, keep_freed_memory

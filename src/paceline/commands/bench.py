@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,12 @@ def command() -> None:
     leave_tidily()
 
 
+def _count(name: str, default: int, text: str, *, least: int = 1) -> Callable[[Any], Any]:
+    """An option that is a number of times."""
+    kind = click.IntRange(min=least)
+    return click.option(name, default=default, type=kind, show_default=True, help=text)
+
+
 @command.command()
 @click.option(
     "--lab",
@@ -42,27 +48,9 @@ def command() -> None:
 @click.option("--rate", "rates", multiple=True, help="Of every link, as 100mbit; repeatable.")
 @click.option("--model", "models", multiple=True, help="mnist_cnn, alexnet, vgg16; repeatable.")
 @click.option("--exchange", "exchanges", multiple=True, help="Only these; repeatable.")
-@click.option(
-    "--rounds",
-    default=2,
-    type=click.IntRange(min=1),
-    show_default=True,
-    help="How often all take turns.",
-)
-@click.option(
-    "--updates",
-    default=2,
-    type=click.IntRange(min=1),
-    show_default=True,
-    help="Timed updates per turn.",
-)
-@click.option(
-    "--warmup",
-    default=1,
-    type=click.IntRange(min=0),
-    show_default=True,
-    help="Updates before them, not timed.",
-)
+@_count("--rounds", 2, "How often all take turns.")
+@_count("--updates", 2, "Timed updates per turn.")
+@_count("--warmup", 1, "Updates before them, not timed.", least=0)
 @click.option("--out", type=click.Path(path_type=Path), help="Keep results; go on from there.")
 @click.option("--json", "as_json", is_flag=True, help="Print for programs.")
 def exchange(
@@ -105,13 +93,7 @@ def exchange(
 @command.command()
 @click.option("--cores", default="0.8,0.2", show_default=True, help="Cores of each host.")
 @click.option("--batch", default=512, show_default=True, help="Global batch of mnist_cnn.")
-@click.option(
-    "--rounds",
-    default=3,
-    type=click.IntRange(min=1),
-    show_default=True,
-    help="How often all take turns.",
-)
+@_count("--rounds", 3, "How often all take turns.")
 @click.option("--json", "as_json", is_flag=True, help="Print for programs.")
 def shares(cores: str, batch: int, rounds: int, as_json: bool) -> None:
     """Unequal hosts: shares by speed against equal parts and stock DDP."""

@@ -11,7 +11,8 @@ from typing import Any
 from torch._C._distributed_c10d import PrefixStore
 
 from paceline.errors import WorkerError
-from paceline.exchange.network import Traffic, gloo_group, open_store
+from paceline.exchange.network import Traffic
+from paceline.exchange.opening import gloo_group, open_store
 from paceline.exchange.wire import Link
 from paceline.schema import RankContext
 

@@ -153,7 +153,7 @@ def train_rank(rank: Rank, arena: Arena | None = None) -> int:
 def _open_network(rank: Rank) -> Network | None:
     """The other nodes, on a node's leader."""
     from paceline.exchange.neighbours import Neighbours
-    from paceline.exchange.network import open_network
+    from paceline.exchange.opening import open_network
     from paceline.exchange.served import Served
     from paceline.train.serving import check_served
 

@@ -19,7 +19,8 @@ import torch
 
 from paceline.config.environment import rank_context
 from paceline.errors import PacelineError
-from paceline.exchange.network import Network, open_network
+from paceline.exchange.network import Network
+from paceline.exchange.opening import open_network
 from paceline.measure.hindrance import measure_hindrance
 from paceline.measure.profile import figure
 from paceline.schema import encode

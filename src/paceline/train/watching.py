@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from paceline.exchange.network import open_watch_store
+from paceline.exchange.opening import open_watch_store
 from paceline.observe.clock import MESSAGE_BYTES, offset_to_first
 from paceline.observe.posts import BothPosts, FolderPosts, Posts, StorePosts
 from paceline.observe.recorder import Recorder, board_listener, make_recorder

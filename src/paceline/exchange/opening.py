@@ -1,0 +1,75 @@
+"""How the leaders of all nodes come together: a store where they meet, and a group on top of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from paceline.exchange.network import Network
+from paceline.schema import RankContext
+
+
+def open_network(context: RankContext, hosts: Sequence[str], *, deadline: float) -> Network:
+    """Join the leaders of all nodes; every leader calls it.
+
+    The leader of the first node listens at `context.address:context.port`.
+    """
+    if context.backend == "mpi4py":
+        from paceline.backends.mpi import open_group
+
+        return Network(
+            open_group(context.node, context.nodes, deadline), hosts, backend=context.backend
+        )
+    timeout = datetime.timedelta(seconds=deadline)
+    store = open_store(context, deadline=deadline)
+    group = gloo_group(PrefixStore("nodes", store), context, timeout)
+    return Network(group, hosts, backend=context.backend, store=store)
+
+
+def open_store(context: RankContext, *, deadline: float) -> TCPStore:
+    """The place where leaders find each other."""
+    return TCPStore(
+        context.address,
+        context.port,
+        None,
+        is_master=context.node == 0 and not context.has_store,
+        timeout=datetime.timedelta(seconds=max(deadline, 30.0)),
+        wait_for_workers=False,
+    )
+
+
+def open_watch_store(context: RankContext, *, deadline: float) -> TCPStore:
+    """A connection of its own to a store that all ranks reach, beside the network.
+
+    Over Gloo it is the store where leaders met. Over MPI there was none: the first rank opens it.
+    """
+    if context.backend == "mpi4py" and context.is_first:
+        return open_store(context, deadline=deadline)
+    return open_store(dataclasses.replace(context, has_store=True), deadline=deadline)
+
+
+def gloo_group(
+    store: Any, context: RankContext, timeout: datetime.timedelta, members: tuple[int, int] = (0, 0)
+) -> Any:
+    """Gloo on the interface by which this host reaches the first node.
+
+    `members`: this member's number and how many there are, where they are not all nodes.
+    """
+    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timeout
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address(context))]
+    rank, size = members if members[1] else (context.node, context.nodes)
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def own_address(context: RankContext) -> str:
+    """This host's address on the network that the first node listens on."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((context.address, context.port or 1))  # sends nothing
+        return str(probe.getsockname()[0])
