@@ -157,7 +157,9 @@ def test_congestion_control_is_that_of_most_hosts_not_of_this_machine(lab: Lab) 
     assert Path(setting.split()[1]).read_text() == before
 
 
-def test_packets_are_few(lab: Lab) -> None:
+def test_packets_stay_in_order_and_are_few(lab: Lab) -> None:
+    cores = int(output(lab, "cat /sys/class/net/eth0/queues/rx-0/rps_cpus").replace(",", ""), 16)
+    assert cores == (1 << (os.cpu_count() or 1)) - 1
     # At 100 Mbit/s a burst of a millisecond is 12.5 kB.
     assert "gso_max_size 11250 " in output(lab, "ip -d link show dev eth0")
 

@@ -175,6 +175,9 @@ class Construction:
             os.close(space)
         for command in network.address(self.addresses[host], self.spec.prefix_length):
             self.execute(host, command)
+        for place, interface in ((host, network.INTERFACE), (SWITCH, network.port(host))):
+            command = network.in_order(interface, os.cpu_count() or 1)
+            self.execute(place, command, must=False)  # not every kernel can
         bits_per_second = self.spec.rate_of(host)
         if bits_per_second is not None:
             fewer = network.few_packets(network.INTERFACE, bits_per_second)
