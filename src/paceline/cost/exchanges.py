@@ -19,7 +19,9 @@ KINDS: tuple[Kind, ...] = (
     "averaging",
     "pipeline",
 )
-OVERLAPPING: frozenset[str] = frozenset({"allreduce", "ring", "reduce_broadcast"})
+OVERLAPPING: frozenset[str] = frozenset(
+    {"allreduce", "ring", "reduce_broadcast", "parameter_server"}
+)
 """Exchanges that start while backward still runs, bucket by bucket."""
 SEGMENT = 2**20
 """Bytes that reduce_broadcast sends back while the next ones arrive."""
@@ -85,8 +87,8 @@ def agreement_seconds(exchange: Exchange, wire: Wire, size: float, nodes: int) -
     reduce_broadcast       2 a + 2 (N-1) o + (N-1) (n + s)/B     the first node's link; the
                                                                  sum of a segment s goes back
                                                                  while the next one arrives
-    parameter_server       2 (a + m o + v/B)                     push and pull, see
-                                                                 `server_bytes`
+    parameter_server       2 (a + m o + v/B)                     a push and a pull, see
+                                                                 `way_seconds`
     """
     if exchange.is_idle(nodes):
         return 0.0
@@ -96,12 +98,19 @@ def agreement_seconds(exchange: Exchange, wire: Wire, size: float, nodes: int) -
         moved = (nodes - 1) * (size + min(size, SEGMENT))
         return 2 * (wire.latency + (nodes - 1) * wire.message) + moved / wire.both
     if exchange.kind == "parameter_server":
-        servers = server_count(exchange, nodes)
-        messages = max(servers, nodes)
-        rate = wire.bandwidth if exchange.dedicated else wire.both
-        busiest = server_bytes(exchange, size, nodes)
-        return 2 * (wire.latency + messages * wire.message + busiest / rate)
+        return 2 * way_seconds(exchange, wire, size, nodes)
     return allreduce_seconds(wire, size, nodes)
+
+
+def way_seconds(exchange: Exchange, wire: Wire, size: float, workers: int) -> float:
+    """Time in which every worker pushes `size` bytes to the servers, or pulls them: a + m o + v/B.
+
+    m is what the busiest node sends or takes, max(S, W) messages; v are `server_bytes`.
+    """
+    messages = max(server_count(exchange, workers), workers)
+    rate = wire.bandwidth if exchange.dedicated else wire.both
+    busiest = server_bytes(exchange, size, workers)
+    return wire.latency + messages * wire.message + busiest / rate
 
 
 def server_count(exchange: Exchange, workers: int) -> int:

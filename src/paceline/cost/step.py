@@ -17,6 +17,7 @@ from paceline.cost.exchanges import (
     agreement_seconds,
     queueing_rates,
     server_count,
+    way_seconds,
 )
 from paceline.cost.model import ModelCost
 from paceline.cost.network import Wire
@@ -200,7 +201,11 @@ def _communication(
     slowest: float,
     bucket_bytes: float,
 ) -> tuple[float, float, float]:
-    """Seconds of communication, those of them that are exposed, and bytes sent."""
+    """Seconds of communication, those of them that are exposed, and bytes sent.
+
+    Gradients leave bucket by bucket while backward runs. What split layers pass on, and the
+    weights that come back from servers, nothing hides.
+    """
     if exchange.is_idle(nodes):
         return 0.0, 0.0, 0.0
     size = model.parameter_bytes
@@ -215,7 +220,11 @@ def _communication(
         for layer, mode in zip(reversed(model.layers), reversed(modes), strict=True)
     ]
 
+    pulled = exchange.kind == "parameter_server"
+
     def seconds_of(bucket: float) -> float:
+        if pulled:
+            return way_seconds(exchange, wire, bucket, nodes)
         return agreement_seconds(exchange, wire, bucket, nodes)
 
     waiting = buckets(gradients, size=bucket_bytes)
@@ -229,6 +238,8 @@ def _communication(
         taken=wire.taken,
     )
     blocking = activation_seconds(model, modes, wire, nodes, batch)
+    if pulled:
+        blocking += way_seconds(exchange, wire, size, nodes)
     sent = moved + activation_bytes(model, modes, nodes, batch)
     return hideable + blocking, exposed + blocking, sent
 

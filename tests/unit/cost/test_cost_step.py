@@ -134,6 +134,17 @@ def test_servers_handle_what_they_get() -> None:
     assert cost.compute == pytest.approx(0.6 - 0.05)  # the optimizer is the server's
 
 
+def test_pushing_hides_under_backward_and_pulling_does_not() -> None:
+    """Backward of the second layer, 0.4 s, hides the first one's push; nothing hides the rest."""
+    layer = LayerCost(parameter_bytes=12.5e6, forward=0.1, backward=0.4)
+    model = model_cost([layer, layer])
+    team = [member(update_curve([(16, 0.5), (32, 1.0)]), 2)]
+    cost = step_cost(team, GIGABIT, model, Exchange(kind="parameter_server"), 64)
+    one_push = 2e-4 + 2 * 12.5e6 / 125e6  # both workers' bytes pass the server's link
+    assert cost.communication == pytest.approx(2 * one_push + 2e-4 + 4 * 12.5e6 / 125e6)
+    assert cost.exposed == pytest.approx(one_push + 2e-4 + 4 * 12.5e6 / 125e6)
+
+
 def test_alexnet_over_two_nodes_by_hand() -> None:
     """2 (N-1)/N of all weights against 10 MB of convolutions and the activations of 32."""
     model = alexnet_like()
