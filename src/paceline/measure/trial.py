@@ -104,28 +104,33 @@ class TrialGround:
         # A rate of zero leaves the weights as they are: trials must not diverge.
         strategy.scale_rate(0.0)
         times: list[float] = []
-        update = 0
+        update = warm = 0
         while len(times) < steps:
             start = time.perf_counter()
             strategy.update(inputs, targets, total, update)
             seconds = time.perf_counter() - start
             update += 1
-            if update > (1 if warmup and seconds > LONG_STEP else warmup):
-                times.append(seconds)
-                if self._enough(times, give_up, steps):
-                    break
+            if warm < warmup:
+                warm = warmup if self._agreed(seconds > LONG_STEP) else warm + 1
+                continue
+            times.append(seconds)
+            if self._enough(times, give_up):
+                break
         return times
 
-    def _enough(self, times: list[float], give_up: float | None, steps: int) -> bool:
-        """Agreed by all ranks of the trial: the first one decides."""
+    def _enough(self, times: list[float], give_up: float | None) -> bool:
         # One slow update may be noise; several in a row, or one very long one, are not.
         seen = len(times) >= 3 or times[0] > LONG_STEP
         behind = give_up is not None and seen and min(times) > give_up
         tired = times[0] > 2 * LONG_STEP or (sum(times) > 4 * LONG_STEP and len(times) >= 2)
-        decision = 1.0 if behind or tired else 0.0
+        return self._agreed(behind or tired)
+
+    def _agreed(self, decision: bool) -> bool:
+        """What the first rank says: times differ between ranks, and all must go on or none."""
         if self.board is None or self.board.ranks == 1:
-            return bool(decision)
-        return self.board.sum([decision if self.board.rank == 0 else 0.0], "trial")[0] > 0
+            return decision
+        said = float(decision and self.board.rank == 0)
+        return self.board.sum([said], "trial")[0] > 0
 
     def _memory(self) -> float | None:
         private, shared = resident_mb()
