@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -10,7 +11,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from paceline.bench.cluster import Row
@@ -22,6 +25,7 @@ ARGUMENTS = [
     *("bench", "exchange", "--model", "mnist_cnn", "--rounds", "1", "--updates", "1", "--json"),
     *("--exchange", "stock DDP", "--exchange", "ring", "--exchange", "parameter_server"),
 ]
+BENCHES = Path(tempfile.gettempdir())
 GRADIENT_MB = 690_590 * 4 / 1e6
 
 
@@ -72,13 +76,39 @@ def test_mistakes_are_said(run_cli: RunCli) -> None:
 @pytest.mark.timeout(90)
 def test_ended_by_a_signal_it_leaves_nothing(start_cli: StartCli) -> None:
     process = start_cli("bench", "shares", "--cores", "0.5,0.5", "--rounds", "50")
-    folder = Path(tempfile.gettempdir())
-    end = time.monotonic() + 60
-    while not list(folder.glob("paceline-bench-*/a.log")):
-        assert process.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    _until(process, lambda: list(BENCHES.glob("paceline-bench-*/a.log")))
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
     assert process.returncode == 143
-    assert not list(folder.glob("paceline-bench-*"))
+    assert not list(BENCHES.glob("paceline-bench-*"))
+
+
+@pytest.mark.lab
+@pytest.mark.timeout(90)
+def test_a_host_that_is_killed_is_named_with_a_guess_why(start_cli: StartCli) -> None:
+    process = start_cli("bench", "shares", "--cores", "0.5,0.5", "--rounds", "50")
+    workers = _until(process, lambda: _workers(process.pid))
+    workers[-1].kill()
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "was killed by SIGKILL; the machine may be short of memory" in said
+    assert not list(BENCHES.glob("paceline-bench-*"))
+
+
+def _until(process: subprocess.Popen[str], found: Callable[[], list[Any]]) -> list[Any]:
+    end = time.monotonic() + 60
+    while not (there := found()):
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return there
+
+
+def _workers(parent: int) -> list[psutil.Process]:
+    """The bench's processes on both hosts; none before both have theirs."""
+    there = []
+    for each in psutil.Process(parent).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "paceline.bench.worker" in each.cmdline():
+                there.append(each)
+    return there if len(there) == 2 else []

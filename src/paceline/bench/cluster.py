@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import signal
 import statistics
 import subprocess
 import sys
@@ -104,9 +105,19 @@ def _wait(
             logs = "\n".join(
                 f"--- {host} ---\n{(folder / f'{host}.log').read_text()[-3000:]}" for host in hosts
             )
-            what = f"{hosts[failed[0]]} failed" if failed else f"not done within {timeout:.0f} s"
+            what = f"not done within {timeout:.0f} s"
+            if failed:
+                what = f"{hosts[failed[0]]} {_end(started[failed[0]])}"
             raise RunError(f"the bench could not be run: {what}\n{logs}")
         time.sleep(0.1)
+
+
+def _end(process: LabProcess) -> str:
+    code = process.returncode or 0
+    if code >= 0:
+        return "failed"
+    short = "; the machine may be short of memory" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{short}"
 
 
 def summarise(trials: Sequence[Trial], timings: Sequence[Timing]) -> list[Row]:

@@ -175,6 +175,9 @@ def run(bench: Bench) -> Timings:
                 continue
             parts = opened[_key(trial)]
             timings.append(_time(trial, number, parts, context, network, len(timings)))
+            # Only now is nothing of the trial held any more: the next one starts with free memory.
+            gc.collect()
+            give_back_memory()
             print(f"{trial.name}: {timings[-1].seconds:.3f} s per update", flush=True)
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -226,7 +229,8 @@ def _time(
         problem = str(error)
     # All hosts refuse what one refuses, or the others would wait for it.
     if network.total([1.0 if problem else 0.0], "ready")[0] or stepper is None:
-        _release(stepper)
+        if stepper is not None:
+            stepper.close()
         return Timing(
             trial=trial.name, round=number, host=host, seconds=0.0, samples=0, failed=problem
         )
@@ -242,7 +246,7 @@ def _time(
     after = kernel_counters()  # not before: a server is busy until its workers are done
     processor = time.process_time() - processor
     samples = stepper.samples
-    _release(stepper)
+    stepper.close()
     timing = _timing(
         trial,
         number,
@@ -278,14 +282,6 @@ def _timing(
         packets_sent=kernel[3] / each,
         waited=counted.waited / each,
     )
-
-
-def _release(stepper: Stepper | ServingThread | None) -> None:
-    if stepper is not None:
-        stepper.close()
-    del stepper
-    gc.collect()
-    give_back_memory()
 
 
 def kernel_counters() -> list[int]:
