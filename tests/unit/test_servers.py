@@ -88,6 +88,21 @@ def test_shards_update_like_one_optimizer_and_give_its_state() -> None:
     torch.testing.assert_close(again.entry("exp_avg"), shards[1].entry("exp_avg"))
 
 
+def test_workers_share_a_copy_of_the_weights_until_they_change() -> None:
+    shard = Shard(
+        [("a", torch.zeros(3))], lambda p: torch.optim.SGD(p, lr=1.0), number=0, servers=1
+    )
+    first = shard.copy()
+    assert shard.copy() is first
+    shard.apply(torch.ones(3), 1.0)
+    second = shard.copy()
+    shard.add(torch.full((3,), 5.0))
+    # What is still being sent is not touched by what comes after it.
+    assert first.tolist() == [0.0] * 3
+    assert second.tolist() == [-1.0] * 3
+    assert shard.copy().tolist() == [4.0] * 3
+
+
 def test_a_round_waits_for_all_active_members_but_the_backup() -> None:
     members = [Member(node, f"host-{node}", 0) for node in range(3)]
     request = Request(kind=2)

@@ -180,14 +180,14 @@ def handling_seconds(
 
         a worker   4 n / c              gradients into one vector, weights out of one
         a server   3 (W-1) n / (S c)    adding up W gradients
-                 + 2 W n / (S c)        a copy of the weights for each worker
+                 + 2 n / (S c)          a copy of the weights, for all workers
                  + optimizer / S        see `optimizer_seconds`
 
     c is what the slowest worker, or the slowest server, reads and writes per second.
     """
     size, servers = model.parameter_bytes, server_count(exchange, workers)
     own = 4 * size / min(member.copying for member in team)
-    shared = (3 * (workers - 1) + 2 * workers) * size / serving.copying
+    shared = (3 * (workers - 1) + 2) * size / serving.copying
     return own + (shared + optimizer_seconds(model, serving.copying)) / servers
 
 

@@ -137,7 +137,7 @@ class Answering:
 
     def _answer_weights(self, member: Member, link: Link, start: int | None = None) -> None:
         with self._turn:
-            copy = self.shard.weights.clone()  # the next update may come while it is sent
+            copy = self.shard.copy()  # the next update may come while it is sent
             member.pulled = self.version
             answer = self._answer(version=start)
         with self.duty.moving():
@@ -277,7 +277,7 @@ class Answering:
         with self._turn:
             whole, numbers = self.shard.entries()
             vectors = [self.shard.entry(name) for name in whole]
-            weights = self.shard.weights.clone()
+            weights = self.shard.copy()
         text = json.dumps({"whole": whole, "numbers": numbers})
         link.answer(self._answer(length=len(text.encode())))
         link.send_text(text)
@@ -304,4 +304,5 @@ class Answering:
 
     def _changed(self, change: torch.Tensor) -> torch.Tensor:
         with self._turn:
-            return self.shard.weights.add_(change).clone()
+            self.shard.add(change)
+            return self.shard.copy()

@@ -194,12 +194,12 @@ class Server(Answering):
     def copy_of_weights(self) -> torch.Tensor:
         """The shard's weights as they are now."""
         with self._turn:
-            return self.shard.weights.clone()
+            return self.shard.copy()
 
     def add_to_weights(self, change: torch.Tensor) -> None:
         """What other groups have done to the weights."""
         with self._turn:
-            self.shard.weights.add_(change)
+            self.shard.add(change)
 
     def hear_stop(self, stop: int) -> None:
         """The first group says that all stop."""

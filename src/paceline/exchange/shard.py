@@ -50,6 +50,7 @@ class Shard:
             whole = bounds([parameter for _, parameter in named], bucket_bytes)
         self.pieces = [(first - start, last - start) for first, last in cut(whole, start, end)]
         """Parts of the shard, in the order in which its gradient comes."""
+        self._copy: torch.Tensor | None = None
         self._parts: list[torch.Tensor] = []
         at = 0
         for piece in self.slices:
@@ -72,6 +73,17 @@ class Shard:
                     for key, value in state[name].items()
                 }
 
+    def copy(self) -> torch.Tensor:
+        """The weights as they are now, for reading; the same copy for all until they change."""
+        if self._copy is None:
+            self._copy = self.weights.clone()
+        return self._copy
+
+    def add(self, change: torch.Tensor) -> None:
+        """Change the weights without an update."""
+        self.weights.add_(change)
+        self._copy = None
+
     @torch.no_grad()
     def apply(self, gradient: torch.Tensor, rate: float) -> None:
         """One update from the shard's gradient."""
@@ -84,6 +96,7 @@ class Shard:
         clip_gradients(self._parts, self._clip_norm)
         scale_rate(self.optimizer, rate)
         self.optimizer.step()
+        self._copy = None
 
     def entries(self) -> tuple[list[str], list[dict[str, float]]]:
         """Names of the state entries that are as large as the weights; the others, by slice."""
