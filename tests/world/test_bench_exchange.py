@@ -91,7 +91,7 @@ def test_a_host_that_is_killed_is_named_with_a_guess_why(start_cli: StartCli) ->
     workers[-1].kill()
     _, said = process.communicate(timeout=30)
     assert process.returncode == 1
-    assert "was killed by SIGKILL; the machine may be short of memory" in said
+    assert "was killed by SIGKILL; if memory ran out, take fewer hosts" in said
     assert not list(BENCHES.glob("paceline-bench-*"))
 
 

@@ -107,17 +107,19 @@ def _wait(
             )
             what = f"not done within {timeout:.0f} s"
             if failed:
-                what = f"{hosts[failed[0]]} {_end(started[failed[0]])}"
+                what = f"{hosts[failed[0]]} {_how_it_ended(started[failed[0]])}"
             raise RunError(f"the bench could not be run: {what}\n{logs}")
         time.sleep(0.1)
 
 
-def _end(process: LabProcess) -> str:
+def _how_it_ended(process: LabProcess) -> str:
     code = process.returncode or 0
     if code >= 0:
         return "failed"
-    short = "; the machine may be short of memory" if code == -signal.SIGKILL else ""
-    return f"was killed by {signal.Signals(-code).name}{short}"
+    remedy = ""
+    if code == -signal.SIGKILL:
+        remedy = "; if memory ran out, take fewer hosts or a smaller model"
+    return f"was killed by {signal.Signals(-code).name}{remedy}"
 
 
 def summarise(trials: Sequence[Trial], timings: Sequence[Timing]) -> list[Row]:

@@ -175,9 +175,6 @@ def run(bench: Bench) -> Timings:
                 continue
             parts = opened[_key(trial)]
             timings.append(_time(trial, number, parts, context, network, len(timings)))
-            # Only now is nothing of the trial held any more: the next one starts with free memory.
-            gc.collect()
-            give_back_memory()
             print(f"{trial.name}: {timings[-1].seconds:.3f} s per update", flush=True)
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -215,6 +212,8 @@ def _settled(trial: Trial, parts: Parts, context: RankContext, network: Network)
 def _time(
     trial: Trial, number: int, parts: Parts, context: RankContext, network: Network, turn: int
 ) -> Timing:
+    gc.collect()
+    give_back_memory()  # what the trial before this one held
     host = network.hosts[context.node]
     stepper = None
     problem = ""

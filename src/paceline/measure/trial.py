@@ -119,6 +119,7 @@ class TrialGround:
         return times
 
     def _enough(self, times: list[float], give_up: float | None) -> bool:
+        """Whether it is known well enough how long updates take."""
         # One slow update may be noise; several in a row, or one very long one, are not.
         seen = len(times) >= 3 or times[0] > LONG_STEP
         behind = give_up is not None and seen and min(times) > give_up
