@@ -33,6 +33,7 @@ STAGE_EXCEPTIONS = {
     ("train.parts", "config.environment"): "the only reader of environment variables",
     ("launch.rank", "config"): "a rank reads the run's config.toml itself",
     ("launch.node", "config"): "a node reads the run's config.toml itself",
+    ("launch.node", "measure.instructions"): "a host keeps to what its processor can run",
     ("measure.race_rank", "config"): "a rank reads the run's config.toml itself",
     ("measure.race", "config"): "writes the config.toml that the ranks of its trials read",
     ("measure.contest", "plan.candidates"): "names candidates as the plan does",

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from paceline.measure.instructions import Amx
 
 
 @click.command("doctor")
@@ -41,7 +45,7 @@ def command(
 def _this_machine(as_json: bool) -> None:
     from paceline import data
     from paceline.config.environment import cache_root, data_root
-    from paceline.measure.instructions import amx_works, announces_amx
+    from paceline.measure.instructions import announces_amx, try_amx
     from paceline.measure.machine import look_at_machine, problems
     from paceline.schema import encode
 
@@ -54,17 +58,13 @@ def _this_machine(as_json: bool) -> None:
         if data.is_here(data.DataRequest(name=name, root=folder, cache=str(cache)))
     ]
     wrong = problems(machine)
-    amx = None
-    if announces_amx():
-        amx = amx_works()
-        if not amx:
-            wrong.append(
-                "the processor announces AMX, but a program that uses it dies"
-                " (often: the hypervisor hides CPUID leaf 1Dh, so that oneDNN configures no tiles):"
-                " bf16 uses AVX-512"
-            )
+    amx = try_amx() if announces_amx() else None
+    if amx is not None and not amx.works:
+        wrong.append(
+            "the processor announces AMX, but a program that uses it dies: bf16 uses AVX-512"
+        )
     if as_json:
-        facts = encode(machine) | {"data": found, "amx": amx, "problems": wrong}
+        facts = encode(machine) | {"data": found, "amx": amx and encode(amx), "problems": wrong}
         click.echo(json.dumps(facts, indent=2))
         return
     from rich.console import Console
@@ -79,6 +79,7 @@ def _this_machine(as_json: bool) -> None:
         ("processor", machine.processor),
         ("cores", f"{machine.cores} visible, quota {quota}, {machine.usable} usable"),
         ("busy", f"{machine.busy:.0%} of the cores in use by others"),
+        ("AMX (for bf16)", _amx_in_words(amx)),
         ("memory", f"{machine.memory_mb:,.0f} MB, {machine.free_mb:,.0f} free"),
         ("accelerators", ", ".join(machine.accelerators) or "none"),
         ("versions", ", ".join(f"{k} {v}" for k, v in machine.versions.items())),
@@ -96,3 +97,13 @@ def _this_machine(as_json: bool) -> None:
         console.print(f"problem: {sentence}", highlight=False, soft_wrap=True)
     if not wrong:
         console.print("nothing stands in the way")
+
+
+def _amx_in_words(amx: Amx | None) -> str:
+    if amx is None:
+        return "none"
+    if not amx.works:
+        return "announced, but a program that uses it dies"
+    if amx.described:
+        return "works; the hypervisor hides its tiles, Paceline fills them in"
+    return "works"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from paceline.config import load_config
 from paceline.launch.rank import Rank, record_failure, train_rank
+from paceline.measure.instructions import use_safe_instructions
 from paceline.run import RunDirectory
 from paceline.schema import Plan, RankContext, read_json
 
@@ -54,6 +55,8 @@ def run_node(
     plan = _plan(run, context.node, config.exchange.servers)
     context = node_context(plan, context)
     node = plan.nodes[context.node]
+    if plan.precision == "bf16":
+        use_safe_instructions(config)
     if node.shares_memory:
         from paceline.launch.local import run_ranks
 

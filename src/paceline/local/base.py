@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
+from paceline.local.tiles import describe_tiles
 from paceline.schema import NodePlan, RankContext
 from paceline.schema.events import SpanName
 
@@ -150,6 +151,8 @@ class LocalStrategy(ABC):
 def autocast(job: Job) -> contextlib.AbstractContextManager[Any]:
     """The context in which the forward pass runs."""
     if job.precision == "bf16":
+        if job.device.type == "cpu":
+            describe_tiles()
         return torch.autocast(job.device.type, dtype=torch.bfloat16)
     return contextlib.nullcontext()
 

@@ -1,12 +1,10 @@
 """Instructions that a processor announces and then cannot run.
 
-Some virtual machines announce AMX, the matrix unit that oneDNN prefers for
-bf16, and kill the program that uses it (SIGILL). Seen on one whose processor could
-run AMX well: its hypervisor reported 1Ch as the highest CPUID leaf, oneDNN found no
-palette in leaf 1Dh, loaded a tile configuration with palette 0 and died at the first
-`tilezero`. A crash cannot be caught, so a
-process of its own tries it once per machine and the answer is kept in the cache;
-where it dies, oneDNN is told to stay below AMX.
+Some virtual machines announce AMX, the matrix unit that oneDNN prefers for bf16, and kill the
+program that uses it (SIGILL). Where only the description of the tiles is missing,
+`local.tiles` supplies it. A crash cannot be caught, so a process of its own tries
+AMX once per machine and the answer is kept in the cache; where it dies all the same, oneDNN is told
+to stay below AMX.
 """
 
 from __future__ import annotations
@@ -14,23 +12,43 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from paceline.config.environment import cache_root, instruction_limit, limit_instructions
-from paceline.schema import Config
+from paceline.local.tiles import processor_flags
+from paceline.schema import Config, encode
 
 WITHOUT_AMX = "AVX512_CORE_FP16"
 _PROBE = """
 import torch
+from paceline.local.tiles import describe_tiles
+
 torch.set_num_threads(1)
-layer = torch.nn.Linear(256, 256)
-image = torch.nn.Conv2d(64, 64, 3)
-with torch.autocast("cpu", dtype=torch.bfloat16):
-    result = layer(torch.ones(64, 256)).float().sum() + image(torch.ones(2, 64, 9, 9)).float().sum()
-result.backward()
-print(float(result))
+torch.manual_seed(0)
+described = describe_tiles()
+for layer, values in (
+    (torch.nn.Linear(256, 256), torch.randn(64, 256)),
+    (torch.nn.Linear(37, 11), torch.randn(13, 37)),
+    (torch.nn.Conv2d(64, 64, 3), torch.randn(2, 64, 9, 9)),
+):
+    exact = layer(values)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = layer(values).float()
+    torch.testing.assert_close(result, exact, rtol=0.05, atol=0.05)
+    result.sum().backward()
+print("described" if described else "works")
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Amx:
+    """What became of a process that used the matrix unit."""
+
+    works: bool
+    described: bool = False
+    """True where the hypervisor hides the tiles, and Paceline says what they are."""
 
 
 def use_safe_instructions(config: Config) -> str | None:
@@ -40,9 +58,7 @@ def use_safe_instructions(config: Config) -> str | None:
     """
     if config.numerics.precision == "fp32" or instruction_limit() is not None:
         return None
-    if not announces_amx():
-        return None
-    if amx_works():
+    if not announces_amx() or try_amx().works:
         return None
     limit_instructions(WITHOUT_AMX)
     return "this machine announces AMX but cannot run it: bf16 uses AVX-512 instead"
@@ -50,31 +66,30 @@ def use_safe_instructions(config: Config) -> str | None:
 
 def announces_amx() -> bool:
     """True where the processor says that it has the matrix unit."""
-    try:
-        return "amx_tile" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
+    return "amx_tile" in processor_flags()
 
 
-def amx_works() -> bool:
-    """True where a process that uses the matrix unit survives it."""
+def try_amx() -> Amx:
+    """Whether a process that uses the matrix unit survives it, and computes right."""
     # A new kernel or hypervisor may change the answer; both change this text.
-    key = f"{_kernel()} torch {metadata.version('torch')}"
+    key = f"{_kernel()} torch {metadata.version('torch')} paceline {metadata.version('paceline')}"
     stored = cache_root() / "amx.json"
     try:
         known = json.loads(stored.read_text())
         if known["key"] == key:
-            return bool(known["works"])
+            return Amx(works=bool(known["works"]), described=bool(known["described"]))
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    probe = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, timeout=120)
-    works = probe.returncode == 0
+    probe = subprocess.run(
+        [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=120
+    )
+    found = Amx(works=probe.returncode == 0, described=probe.stdout.strip() == "described")
     try:
         stored.parent.mkdir(parents=True, exist_ok=True)
-        stored.write_text(json.dumps({"key": key, "works": works}) + "\n")
+        stored.write_text(json.dumps({"key": key, **encode(found)}) + "\n")
     except OSError:
         pass  # asked again next time
-    return works
+    return found
 
 
 def _kernel() -> str:

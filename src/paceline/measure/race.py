@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from paceline.config import dump_config
-from paceline.config.environment import cache_root
+from paceline.config.environment import cache_root, instruction_limit
 from paceline.cost.memory import Footprint, estimate_mb
 from paceline.errors import PacelineError, StrategyError, WorkerError
 from paceline.local.cores import quota_cores, usable_cores, visible_cores
@@ -101,6 +101,7 @@ def fingerprint(request: RaceRequest) -> str:
         "image_size": config.data.image_size,
         "data_options": config.data.options,
         "device": config.train.device,
+        "instructions": instruction_limit(),
         "batch": request.batch_size,
         "versions": [metadata.version("paceline"), metadata.version("torch")],
     }

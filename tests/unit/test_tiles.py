@@ -1,0 +1,114 @@
+"""AMX where the hypervisor hides its tiles: what this process may see and feel of it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from paceline.local.tiles import PALETTES, filled_in, processor_flags
+
+needs_faulting = pytest.mark.skipif(
+    "cpuid_fault" not in processor_flags(),
+    reason="the processor or kernel cannot turn CPUID into a signal",
+)
+needs_amx = pytest.mark.skipif(
+    "amx_tile" not in processor_flags(), reason="the processor announces no AMX"
+)
+
+
+def run_python(text: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=100)
+
+
+def test_only_an_empty_tile_leaf_is_filled_in() -> None:
+    empty = (0, 0, 0, 0)
+    assert filled_in(0x1D, 0, empty) == (1, 0, 0, 0)
+    assert filled_in(0x1D, 1, empty) == PALETTES[1] == (0x04002000, 0x00080040, 16, 0)
+    assert filled_in(0x1D, 2, empty) == empty
+    assert filled_in(0x1D, 0, (2, 0, 0, 0)) == (2, 0, 0, 0)
+    assert filled_in(0x1C, 0, empty) == empty
+
+
+@needs_amx
+@needs_faulting
+def test_bf16_computes_right_and_nothing_is_left_behind() -> None:
+    done = run_python(
+        """
+import ctypes, faulthandler, signal, threading
+import torch
+from paceline.local.tiles import describe_tiles
+
+faulthandler.enable()
+class Action(ctypes.Structure):
+    _fields_ = (("handler", ctypes.c_void_p), ("rest", ctypes.c_char * 200))
+libc = ctypes.CDLL(None)
+def handlers():
+    found = []
+    for number in (signal.SIGSEGV, signal.SIGTRAP):
+        action = Action()
+        libc.sigaction(int(number), None, ctypes.byref(action))
+        found.append(action.handler)
+    return found
+before, threads = handlers(), torch.get_num_threads()
+describe_tiles()
+assert not describe_tiles()
+assert handlers() == before
+assert torch.get_num_threads() == threads
+ARCH_GET_CPUID = 0x1011
+assert libc.syscall(158, ARCH_GET_CPUID, 0) == 1
+inside = []
+thread = threading.Thread(target=lambda: inside.append(libc.syscall(158, ARCH_GET_CPUID, 0)))
+thread.start(); thread.join()
+assert inside == [1]
+
+torch.manual_seed(0)
+layer = torch.nn.Conv2d(64, 64, 3)
+values = torch.randn(8, 64, 20, 20)
+exact = layer(values)
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    result = layer(values).float()
+torch.testing.assert_close(result, exact, rtol=0.05, atol=0.05)
+result.sum().backward()
+print("alive")
+"""
+    )
+    assert done.stdout == "alive\n", (done.returncode, done.stderr)
+
+
+@needs_faulting
+def test_a_fault_that_is_not_cpuid_ends_the_process_as_ever() -> None:
+    done = run_python(
+        "import ctypes\n"
+        "from paceline.local.tiles import correcting_cpuid\n"
+        "correcting_cpuid(lambda: ctypes.string_at(8))\n"
+    )
+    assert done.returncode == -signal.SIGSEGV, done.stderr
+
+
+@needs_amx
+@needs_faulting
+def test_cpuid_still_answers_while_it_is_watched() -> None:
+    done = run_python(
+        """
+import ctypes, mmap
+from paceline.local.tiles import correcting_cpuid
+
+# push rbx; mov eax, edi; mov ecx, esi; cpuid; mov eax, ebx; pop rbx; ret
+code = bytes.fromhex("53 89f8 89f1 0fa2 89d8 5b c3")
+page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+page.write(code)
+address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+ebx = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_uint32, ctypes.c_uint32)(address)
+plain = [ebx(0, 0), ebx(7, 0)]
+seen = []
+changed = correcting_cpuid(lambda: seen.extend([ebx(0, 0), ebx(7, 0), ebx(0x1D, 1)]))
+assert seen[:2] == plain, (seen, plain)
+assert seen[2] == 64 | 8 << 16, hex(seen[2])
+assert changed == (ebx(0x1D, 1) == 0)
+print("alive")
+"""
+    )
+    assert done.stdout == "alive\n", (done.returncode, done.stderr)
