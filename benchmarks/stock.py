@@ -1,10 +1,11 @@
 """Stock PyTorch, as its tutorials write it: one process, or DDP over Gloo under torchrun.
 
-    python -m benchmarks.stock MODEL BATCH SIZE CHANNELS CLASSES UPDATES THREADS
+    python -m benchmarks.stock MODEL PRECISION BATCH SIZE CHANNELS CLASSES UPDATES THREADS
     torchrun --nproc-per-node 2 -m benchmarks.stock ...        (THREADS 0: torchrun's own choice)
 
 Prints the median seconds per update of the last UPDATES updates. One fixed batch
-in memory: the most that stock PyTorch can do, with no time for data.
+in memory: the most that stock PyTorch can do, with no time for data. PRECISION is fp32 or
+bf16; bf16 is stock but for `describe_tiles`, without which it dies on some virtual machines.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline import models
+from paceline.local.tiles import describe_tiles
 
 
 def main() -> None:
-    name, *numbers = sys.argv[1:]
+    name, precision, *numbers = sys.argv[1:]
     batch, size, channels, classes, updates, threads = (int(n) for n in numbers)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if precision == "bf16":
+        describe_tiles()
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(0)
@@ -46,7 +50,9 @@ def main() -> None:
     warmup = 1 if updates <= 3 else 2
     for _ in range(warmup + updates):
         start = time.perf_counter()
-        loss = nn.functional.cross_entropy(model(inputs), targets)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+            outputs = model(inputs)
+        loss = nn.functional.cross_entropy(outputs.float(), targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
