@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import torch
 
 from paceline.cost.overlap import FIRST_BUCKET, buckets
-from paceline.exchange.buckets import divide
+from paceline.exchange.buckets import Buckets, Ended, divide
 
 MIB = 2**20
 
@@ -45,3 +48,15 @@ def test_the_cost_model_divides_as_the_exchange_does() -> None:
         real = [sum(group) for group in sizes(divide(weights(*layers), capacity=8 * MIB))]
         foreseen = buckets([(1.0, size) for size in reversed(layers)])
         assert [bucket.size for bucket in foreseen] == real
+
+
+def test_closed_buckets_let_go_of_the_weights() -> None:
+    layer = torch.nn.Linear(3, 3)
+    buckets = Buckets(list(layer.parameters()), lambda flat, number: Ended(), capacity=MIB)
+    layer(torch.ones(1, 3)).sum().backward()
+    buckets.finish()
+    weight = weakref.ref(layer.weight)
+    buckets.close()
+    del layer, buckets
+    gc.collect()
+    assert weight() is None

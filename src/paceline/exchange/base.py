@@ -121,3 +121,7 @@ class Summing(Exchange):
         assert self._buckets is not None
         self._buckets.finish()
         return True
+
+    def close(self) -> None:
+        if self._buckets is not None:
+            self._buckets.close()

@@ -102,13 +102,21 @@ class Buckets:
         self._start, self._returns = start, returns
         self._buckets = [Bucket(members) for members in divide(weights, capacity)]
         self._next = 0
+        self._hooks: list[Any] = []
         if overlap:
             for bucket in self._buckets:
                 for weight in bucket.weights:
                     parameter: Any = weight
-                    parameter.register_post_accumulate_grad_hook(
+                    hook = parameter.register_post_accumulate_grad_hook(
                         lambda _, bucket=bucket: self._arrived(bucket)
                     )
+                    self._hooks.append(hook)
+
+    def close(self) -> None:
+        """Let go of the weights: Python does not see a circle that leads through a hook."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     @property
     def groups(self) -> list[list[torch.Tensor]]:

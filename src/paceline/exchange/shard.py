@@ -43,7 +43,7 @@ class Shard:
                 )
         sizes = [parameter.numel() for _, parameter in named]
         start, end = shard_bounds(sum(sizes), servers)[number]
-        self._named, self.slices = list(named), slices(sizes, start, end)
+        self.slices = slices(sizes, start, end)
         self.weights = torch.empty(end - start)
         whole = [(0, sum(sizes))]
         if bucket_bytes is not None:
@@ -54,12 +54,14 @@ class Shard:
         self._parts: list[torch.Tensor] = []
         at = 0
         for piece in self.slices:
-            parameter = self._named[piece.parameter][1].detach()
+            parameter = named[piece.parameter][1].detach()
             part = self.weights[at : at + piece.end - piece.start]
             part.copy_(memory_view(parameter, parameter)[piece.start : piece.end])
             self._parts.append(part)
             at += part.numel()
         self.optimizer = build_optimizer(self._parts) if self._parts else None
+        # Shapes and layouts; the model's own weights are not held beside the shard's.
+        self._named = [(name, parameter.detach().to("meta")) for name, parameter in named]
 
     def load(self, state: OptimizerState) -> None:
         """Go on from a whole optimizer state, of which this shard keeps its part."""

@@ -56,6 +56,7 @@ class InTurn(Summing):
             del turn
 
     def close(self) -> None:
+        super().close()
         if self._thread is not None:
             self._turns.put(None)
             # Messages have the network's deadline: after a failure the thread may outlast this.

@@ -42,3 +42,6 @@ class PiecewiseOptimizer(SharedWeights):
 
     def load_optimizer_state(self, state: OptimizerState) -> None:
         self._pieces.load_state(state)
+
+    def close(self) -> None:
+        self._pieces.close()

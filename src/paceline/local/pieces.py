@@ -77,6 +77,7 @@ class PieceUpdate:
             for name, parameter in shared.parameters.items()
             if parameter.requires_grad and job.exchange is not None
         ]
+        self._hooks: list[Any] = []
         if job.exchange is not None:
             job.exchange.attach([weight for weight, _ in self._exchanged])
 
@@ -101,9 +102,16 @@ class PieceUpdate:
         for name in self.names:
             if self._foreign[name]:
                 parameter: Any = self.shared.parameters[name]
-                parameter.register_post_accumulate_grad_hook(
+                hook = parameter.register_post_accumulate_grad_hook(
                     lambda _, name=name: self.publish(name)
                 )
+                self._hooks.append(hook)
+
+    def close(self) -> None:
+        """Let go of the weights: Python does not see a circle that leads through a hook."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     @torch.no_grad()
     def step(self) -> None:

@@ -210,6 +210,7 @@ class Hybrid(PiecewiseOptimizer):
         self._shared.share_buffers(lambda name: self._owners[name])
 
     def close(self) -> None:
+        super().close()
         self._schedules.clear()
         self._graphs.clear()
 

@@ -63,35 +63,12 @@ def serve(task: Task) -> int:
 def _serve(task: Task, recorder: Recorder) -> int:
     config, plan, context = task.config, task.plan, task.context
     check_served(config, plan)
-    parts = make_parts(config, task.given)
-    try:
-        torch.set_num_threads(max(1, plan.nodes[context.node].threads))
-        model = parts.build_model()
-        if plan.memory_format == "channels_last":
-            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        newest = Checkpoints(task.run.checkpoints, config.train.keep).newest()
-        start = 0
-        state: OptimizerState = {}
-        if newest is not None:
-            saved, weights, state = Checkpoints(task.run.checkpoints, 1).load(newest)
-            model.load_state_dict(weights)
-            start = saved.position.update
-        place = Place(
-            node=context.node,
-            groups=server_groups(plan, config.exchange),
-            hosts=[node.host for node in plan.nodes],
-        )
-        shard = Shard(
-            [(name, p) for name, p in model.named_parameters() if p.requires_grad],
-            parts.build_optimizer,
-            number=place.number,
-            servers=len(place.group.servers),
-            clip_norm=config.optimizer.clip_norm,
-            bucket_bytes=int((plan.bucket_mb or config.exchange.bucket_mb) * 2**20),
-        )
-        shard.load(state)
-    finally:
-        parts.dataset.close()
+    place = Place(
+        node=context.node,
+        groups=server_groups(plan, config.exchange),
+        hosts=[node.host for node in plan.nodes],
+    )
+    shard, start = _make_shard(task, place)
     duty = Duty(recorder)
     server = Server(
         shard, place, config.exchange, start=start, patience=config.train.deadline, duty=duty
@@ -111,6 +88,36 @@ def _serve(task: Task, recorder: Recorder) -> int:
         duty.close()
         meeting.close()
     return 0
+
+
+def _make_shard(task: Task, place: Place) -> tuple[Shard, int]:
+    """What this server holds, and the update at which it begins."""
+    config, plan = task.config, task.plan
+    parts = make_parts(config, task.given)
+    try:
+        torch.set_num_threads(max(1, plan.nodes[place.node].threads))
+        model = parts.build_model()
+        if plan.memory_format == "channels_last":
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        newest = Checkpoints(task.run.checkpoints, config.train.keep).newest()
+        start = 0
+        state: OptimizerState = {}
+        if newest is not None:
+            saved, weights, state = Checkpoints(task.run.checkpoints, 1).load(newest)
+            model.load_state_dict(weights)
+            start = saved.position.update
+        shard = Shard(
+            [(name, p) for name, p in model.named_parameters() if p.requires_grad],
+            parts.build_optimizer,
+            number=place.number,
+            servers=len(place.group.servers),
+            clip_norm=config.optimizer.clip_norm,
+            bucket_bytes=int((plan.bucket_mb or config.exchange.bucket_mb) * 2**20),
+        )
+        shard.load(state)
+        return shard, start
+    finally:
+        parts.dataset.close()
 
 
 def _enter(task: Task, update: int) -> None:
