@@ -25,6 +25,7 @@ from paceline.launch.local import run_ranks
 from paceline.launch.rank import die_with_parent, record_failure
 from paceline.local.base import Job
 from paceline.local.board import Arena, Board
+from paceline.local.tiles import describe_tiles
 from paceline.run import RunDirectory
 from paceline.schema import NodePlan, RankContext
 
@@ -136,6 +137,7 @@ def run_cases(folder: Path, cases: list[Case]) -> list[dict[str, torch.Tensor]]:
 
 
 def _run(folder: Path, context: RankContext) -> None:
+    describe_tiles()
     memory = shared_memory()
     die_with_parent(memory.parent)
     board = Board(memory.board, ranks=context.local_size, rank=context.local_rank, deadline=30.0)

@@ -53,8 +53,7 @@ def handlers():
         found.append(action.handler)
     return found
 before, threads = handlers(), torch.get_num_threads()
-describe_tiles()
-assert not describe_tiles()
+assert describe_tiles() == describe_tiles()
 assert handlers() == before
 assert torch.get_num_threads() == threads
 ARCH_GET_CPUID = 0x1011
@@ -112,3 +111,55 @@ print("alive")
 """
     )
     assert done.stdout == "alive\n", (done.returncode, done.stderr)
+
+
+@needs_amx
+@needs_faulting
+def test_fp32_before_does_not_let_bf16_end_the_process() -> None:
+    done = run_python(
+        """
+import torch
+from paceline.errors import StrategyError
+from paceline.local.tiles import check_bf16
+from paceline.measure.instructions import try_amx, use_safe_instructions
+from paceline.schema import Config
+
+layer = torch.nn.Conv2d(64, 64, 3)
+layer(torch.ones(2, 64, 9, 9)).sum().backward()  # oneDNN has now asked for the tiles
+use_safe_instructions(Config())
+amx = try_amx()
+try:
+    check_bf16()
+    print("alive" if not amx.described else "not refused")
+except StrategyError as error:
+    print("alive" if amx.described and "new process" in str(error) else error)
+"""
+    )
+    assert done.stdout == "alive\n", (done.returncode, done.stdout, done.stderr)
+
+
+@needs_amx
+@needs_faulting
+def test_a_process_that_begins_with_fp32_can_go_on_in_bf16() -> None:
+    done = run_python(
+        """
+import torch
+from paceline.schema import Config
+from paceline.train.parts import make_parts
+
+parts = make_parts(Config())
+model = parts.build_model()
+image = torch.randn(8, *parts.dataset.sample_shape)
+exact = model.eval()(image)
+exact.sum().backward()
+layer = torch.nn.Linear(37, 11)
+layer(torch.randn(13, 37)).sum().backward()
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    result = model(image).float()
+    other = layer(torch.randn(13, 37)).float()
+torch.testing.assert_close(result, exact, rtol=0.1, atol=0.1)
+(result.sum() + other.sum()).backward()
+print("alive")
+"""
+    )
+    assert done.stdout == "alive\n", (done.returncode, done.stdout, done.stderr)

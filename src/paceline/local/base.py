@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from paceline.local.tiles import describe_tiles
+from paceline.local.tiles import check_bf16
 from paceline.schema import NodePlan, RankContext
 from paceline.schema.events import SpanName
 
@@ -152,7 +152,7 @@ def autocast(job: Job) -> contextlib.AbstractContextManager[Any]:
     """The context in which the forward pass runs."""
     if job.precision == "bf16":
         if job.device.type == "cpu":
-            describe_tiles()
+            check_bf16()
         return torch.autocast(job.device.type, dtype=torch.bfloat16)
     return contextlib.nullcontext()
 

@@ -6,7 +6,7 @@ leaf 1Ch: oneDNN is told 0 palettes, loads a configuration without tiles, and th
 dies at the first tile instruction. The kernel and the processor run AMX well there.
 
 `describe_tiles` lets this process read the leaf as the processor would give it. While
-oneDNN makes its first bf16 convolution (which asks for palettes, tiles and rows; each is asked once
+oneDNN makes its first convolution (which asks for palettes, tiles and rows; each is asked once
 and remembered), the kernel turns every CPUID of this thread into a signal; the handler steps over
 the real instruction and, where leaf 1Dh came back empty, fills in palette 1, the only one that
 any processor has. Where CPUID tells the truth nothing is changed. See docs/decisions/0011-tiles.md.
@@ -22,6 +22,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from paceline.errors import StrategyError
 
 TILE_LEAF = 0x1D
 PALETTES = {
@@ -39,7 +41,8 @@ _REGISTERS, _COUNT = 40, 23
 _RBX, _RDX, _RAX, _RCX, _RIP, _EFLAGS = 11, 12, 13, 14, 16, 17
 
 _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-_described = False
+_described: bool | None = None
+_refused = False
 _lock = threading.Lock()
 
 
@@ -66,10 +69,11 @@ def processor_flags() -> frozenset[str]:
 
 
 def describe_tiles() -> bool:
-    """Make bf16 of this process safe to use where the hypervisor hides the tiles; True if it did.
+    """Make bf16 of this process safe where the hypervisor hides the tiles; True if that was needed.
 
-    Must come before the first layer in bf16; only the first call does anything. Does nothing on
-    machines without AMX, or where the kernel cannot turn CPUID into a signal.
+    Must come before the first computation of the process: oneDNN asks for the tiles once, even
+    for layers in fp32. Only the first call does anything. Does nothing on machines without AMX, or
+    where the kernel cannot turn CPUID into a signal.
     """
     global _described
     if not {"amx_tile", "cpuid_fault"} <= processor_flags():
@@ -79,19 +83,33 @@ def describe_tiles() -> bool:
     import torch
 
     with _lock:
-        if _described:
-            return False
-        _described = True
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # a thread that is born meanwhile would keep the signals
-        try:
-            image = torch.ones(1, 64, 9, 9, dtype=torch.bfloat16)
-            kernel = torch.ones(64, 64, 3, 3, dtype=torch.bfloat16)
-            with torch.no_grad():
-                return correcting_cpuid(lambda: torch.conv2d(image, kernel))
-        finally:
-            torch.set_num_threads(threads)
-            torch.get_num_threads()  # makes it stick, see cores.set_threads
+        if _described is None:
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)  # a thread that is born meanwhile would keep the signals
+            try:
+                image = torch.ones(1, 64, 9, 9, dtype=torch.bfloat16)
+                kernel = torch.ones(64, 64, 3, 3, dtype=torch.bfloat16)
+                with torch.no_grad():
+                    _described = correcting_cpuid(lambda: torch.conv2d(image, kernel))
+            finally:
+                torch.set_num_threads(threads)
+                torch.get_num_threads()  # makes it stick, see cores.set_threads
+        return _described
+
+
+def refuse_bf16() -> None:
+    """From now on bf16 raises instead of ending the process: it is too late to describe tiles."""
+    global _refused
+    _refused = True
+
+
+def check_bf16() -> None:
+    """Raise where a layer in bf16 would end the process."""
+    if _refused:
+        raise StrategyError(
+            "bf16 would end this process: it computed before Paceline could tell oneDNN about AMX's"
+            " tiles, which the hypervisor hides. Train in a new process, or in fp32"
+        )
 
 
 def filled_in(leaf: int, subleaf: int, answer: tuple[int, ...]) -> tuple[int, ...]:

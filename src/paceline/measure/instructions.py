@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 from paceline.config.environment import cache_root, instruction_limit, limit_instructions
-from paceline.local.tiles import processor_flags
+from paceline.local.tiles import describe_tiles, processor_flags, refuse_bf16
 from paceline.schema import Config, encode
 
 WITHOUT_AMX = "AVX512_CORE_FP16"
@@ -58,7 +58,12 @@ def use_safe_instructions(config: Config) -> str | None:
     """
     if config.numerics.precision == "fp32" or instruction_limit() is not None:
         return None
-    if not announces_amx() or try_amx().works:
+    if not announces_amx():
+        return None
+    amx = try_amx()
+    if amx.works:
+        if amx.described and not describe_tiles():
+            refuse_bf16()  # the process has computed before
         return None
     limit_instructions(WITHOUT_AMX)
     return "this machine announces AMX but cannot run it: bf16 uses AVX-512 instead"

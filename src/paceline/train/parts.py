@@ -18,6 +18,7 @@ from paceline.data.base import DataRequest, Dataset
 from paceline.errors import ConfigError, DataError, ModelError
 from paceline.local.base import Loss, OptimizerFactory
 from paceline.local.cores import usable_cores
+from paceline.local.tiles import describe_tiles
 from paceline.models.factory import call_factory
 from paceline.references import resolve
 from paceline.schema import Config
@@ -48,6 +49,8 @@ class Parts:
 def make_parts(config: Config, given: Given | None = None) -> Parts:
     """Open the data and make the factories that the configuration names."""
     given = given or Given()
+    if config.numerics.precision != "fp32":
+        describe_tiles()  # every process comes by here before it computes
     custom = given.optimizer
     if custom is None and ":" in config.optimizer.name:
         custom = resolve(config.optimizer.name, "optimizer.name")
