@@ -105,7 +105,7 @@ def test_far_behind_stops_early_but_the_baseline_is_measured() -> None:
     times = {"threads 4": 0.1, "sequential": 1.0, "replicas 1x1": 0.1 * FAR_BEHIND * 1.01}
     trial = FakeTrial(lambda entry: times[entry.name])
     by_name = {c.name: c for c in race(trial, nodes)}
-    assert by_name["sequential"].trials == 5
+    assert by_name["sequential"].trials == 6, "as long as a turn of the fastest takes"
     assert by_name["replicas 1x1"].trials == 3
     assert by_name["replicas 1x1"].reason == "stopped early: far behind"
     assert by_name["replicas 1x1"].images_per_second is not None
@@ -233,3 +233,13 @@ def test_long_updates_skip_the_options_of_a_structure_that_is_far_behind() -> No
     assert {name for name in short.calls if name.startswith("pipeline 2")} == {
         f"pipeline 2 stages x{m}" for m in (1, 2, 4, 8)
     }
+
+
+def test_turns_of_short_updates_last_longer_than_a_moment() -> None:
+    nodes = [NodePlan(), NodePlan(strategy="threads", threads=2)]
+    trial = FakeTrial(lambda entry: 0.05 if entry.name == "sequential" else 0.04)
+    trials = {c.name: c.trials for c in race(trial, nodes)}
+    assert trials["sequential"] == 5, "the first has nothing to go by"
+    assert trials["threads 2"] >= 12, "0.6 seconds"
+    fast = FakeTrial(lambda entry: 0.001 if entry.name == "sequential" else 0.002)
+    assert {c.name: c.trials for c in race(fast, nodes)}["threads 2"] == 3, "far behind"

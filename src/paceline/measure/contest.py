@@ -31,6 +31,10 @@ NEAR = 1.12
 FINALISTS = 4
 LONG_UPDATE = 0.5
 """Seconds: where updates take longer, options of a structure that is far behind are left out."""
+TURN_SECONDS = 0.6
+"""A turn of short updates lasts about this long: a moment's disturbance must not decide it."""
+LONGEST_TURN = 20
+"""Updates of a turn."""
 SAME = 0.02
 """Differences below this are no differences: the simpler candidate is chosen."""
 
@@ -67,6 +71,10 @@ class _Entry:
         return low, high
 
 
+def _anyone(entry: _Entry) -> bool:
+    return True
+
+
 class Contest:
     """One race."""
 
@@ -92,7 +100,7 @@ class Contest:
         plain, others = numerics[0], numerics[1:]
         for node in nodes:
             self._attempt_unless_hopeless(candidate(node, *plain))
-        best = self._best_time(lambda entry: True)
+        best = self._best_time(_anyone)
         front = [
             node
             for node in nodes
@@ -112,7 +120,7 @@ class Contest:
 
     def _attempt_unless_hopeless(self, entry: Candidate) -> None:
         """Try a structure, unless it is another option of one that is far behind already."""
-        best = self._best_time(lambda other: True)
+        best = self._best_time(_anyone)
         for other in self._entries.values():
             node = other.candidate.node
             same = dataclasses.replace(node, micro_batches=entry.node.micro_batches) == entry.node
@@ -124,6 +132,7 @@ class Contest:
         self._attempt(entry)
 
     def _attempt(self, entry: Candidate, *, warmup: int = 2, steps: int = 5) -> None:
+        steps = max(steps, min(LONGEST_TURN, round(TURN_SECONDS / self._best_time(_anyone))))
         record = self._entries.setdefault(entry.name, _Entry(entry))
         if record.failed:
             return
