@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
+from paceline.local.single_pixel import use_single_pixels
 from paceline.local.tiles import check_bf16
 from paceline.schema import NodePlan, RankContext
 from paceline.schema.events import SpanName
@@ -172,6 +173,7 @@ def layout(job: Job, tensor: torch.Tensor) -> torch.Tensor:
 def prepare_model(job: Job) -> nn.Module:
     """The model on its device, in its memory format, in training mode."""
     model = job.build_model().to(job.device)
+    use_single_pixels(model)
     if job.memory_format == "channels_last":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model.train()
