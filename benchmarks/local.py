@@ -29,6 +29,7 @@ from paceline.measure.contest import pick
 from paceline.schema import Candidate, decode, encode
 
 DUEL_ROUNDS = 7
+"""How often a choice and the candidate that looked best train in turns."""
 BARS = {  # exact and bf16, against stock DDP
     "mnist_cnn": (1.05, 1.5),
     "resnet18": (1.3, 1.7),

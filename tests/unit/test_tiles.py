@@ -71,6 +71,10 @@ with torch.autocast("cpu", dtype=torch.bfloat16):
     result = layer(values).float()
 torch.testing.assert_close(result, exact, rtol=0.05, atol=0.05)
 result.sum().backward()
+# A convolution that finds no tiles takes another way; a product of matrices dies.
+square = torch.randn(256, 256)
+product = (square.bfloat16() @ square.bfloat16()).float()
+torch.testing.assert_close(product, square @ square, rtol=0.05, atol=1.0)
 print("alive")
 """
     )

@@ -50,7 +50,7 @@ def met(size: int, kernel: int, stride: int, padding: int) -> tuple[slice, slice
     """
     if (size + 2 * padding - kernel) // stride != 0 or size + 2 * padding < kernel:
         return None
-    first, last = max(0, padding), min(kernel, padding + size)
+    first, last = padding, min(kernel, padding + size)
     return slice(first, last), slice(first - padding, last - padding)
 
 
