@@ -16,7 +16,7 @@ SHAPES = [
         [(1, 1), (2, 2), (1, 2), (3, 3), (5, 4)], [(3, 3), (1, 3), (5, 3)], [1, 2, 3], [0, 1, 2]
     )
     if height + 2 * padding >= kernel[0] and width + 2 * padding >= kernel[1]
-]
+] + [(2, 2, (3, 3), 9, 4), (1, 1, (3, 3), 9, 3)]  # nothing but padding is met
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -48,10 +48,10 @@ def met(size: int, kernel: int, stride: int, padding: int) -> tuple[slice, slice
     >>> met(2, 3, 1, 1) is None
     True
     """
-    if (size + 2 * padding - kernel) // stride != 0 or size + 2 * padding < kernel:
+    if padding >= kernel or not 0 <= size + 2 * padding - kernel < stride:
         return None
-    first, last = padding, min(kernel, padding + size)
-    return slice(first, last), slice(first - padding, last - padding)
+    last = min(kernel, padding + size)
+    return slice(padding, last), slice(0, last - padding)
 
 
 def use_single_pixels(model: nn.Module) -> None:
