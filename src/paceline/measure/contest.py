@@ -3,12 +3,14 @@
 Pure but for the trial it is given, so that the rules are tested with times made
 up. Three rounds (all of them for everyone when `thorough`):
 
-1. every structure with plain numerics; one that is far behind stops early, and where updates are
-   long its other options are not tried;
+1. every structure with plain numerics; one that is far behind stops early;
 2. the structures near the front with every other precision and layout (only the best one when
    the time is up already);
 3. finals: the front runners of each precision again and again, interleaved so
    that noise hits all alike, until their order is clear or the time is up.
+
+Where updates are long there are few of them in a race: options of a structure that cannot catch up
+are left out, the front is short, and there is more time, for the finals.
 """
 
 from __future__ import annotations
@@ -30,7 +32,18 @@ NEAR = 1.12
 """Finals take those at most this many times slower than the best of their precision."""
 FINALISTS = 4
 LONG_UPDATE = 0.5
-"""Seconds: where updates take longer, options of a structure that is far behind are left out."""
+"""Seconds: where updates take longer, time goes to the front runners."""
+HOPELESS = 1.25
+"""Of long updates: one this many times slower than the best has no option that could win.
+
+A pipeline of 2 stages stands idle for 20% of the time with 4 micro-batches and 11% with 8.
+"""
+FRONT = 3
+"""So many structures of long updates are tried with other numerics."""
+UPDATES = 60
+"""A race may last as many updates of its fastest plain candidate, if that is longer,"""
+LONGEST = 300.0
+"""but not longer than these seconds."""
 TURN_SECONDS = 0.6
 """A turn of short updates lasts about this long: a moment's disturbance must not decide it."""
 LONGEST_TURN = 20
@@ -89,7 +102,7 @@ class Contest:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._trial, self._batch, self._say, self._clock = trial, batch_size, say, clock
-        self._end = clock() + seconds
+        self._start, self._seconds = clock(), seconds
         self._thorough = thorough
         self._entries: dict[str, _Entry] = {}
 
@@ -111,8 +124,11 @@ class Contest:
             )
         ]
         front.sort(key=lambda node: self._entries[candidate(node, *plain).name].fastest)
+        if best > LONG_UPDATE and not self._thorough:
+            front = front[:FRONT]
+        self._seconds = max(self._seconds, min(UPDATES * best, LONGEST))
         for variant in others:
-            late = self._clock() > self._end and not self._thorough
+            late = self._late() and not self._thorough
             for node in (front[:1] if late else front) or nodes[:1]:
                 self._attempt(candidate(node, *variant))
         self._finals()
@@ -124,7 +140,7 @@ class Contest:
         for other in self._entries.values():
             node = other.candidate.node
             same = dataclasses.replace(node, micro_batches=entry.node.micro_batches) == entry.node
-            behind = other.fastest > FAR_BEHIND * best and other.fastest > LONG_UPDATE
+            behind = other.fastest > HOPELESS * best and other.fastest > LONG_UPDATE
             if same and behind and other.times and not self._thorough:
                 reason = f"not tried: {other.candidate.name} is far behind already"
                 self._entries[entry.name] = _Entry(entry, failed=reason)
@@ -158,6 +174,9 @@ class Contest:
             default=float("inf"),
         )
 
+    def _late(self) -> bool:
+        return self._clock() > self._start + self._seconds
+
     def _finals(self) -> None:
         for rounds in range(6):
             contenders = self._contenders()
@@ -165,7 +184,7 @@ class Contest:
             if len(contenders) < 2 or clear:
                 return
             for entry in contenders:
-                if self._clock() > self._end:
+                if self._late():
                     return
                 self._attempt(entry.candidate, warmup=1, steps=4)
 
