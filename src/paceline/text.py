@@ -19,6 +19,16 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+def rate(images_per_second: float) -> str:
+    """Images per second with three digits at least: large models train at a few.
+
+    >>> rate(1.954), rate(68.31), rate(14321.4), rate(0)
+    ('1.95', '68.3', '14,321', '0.00')
+    """
+    digits = 2 if images_per_second < 9.995 else 1 if images_per_second < 99.95 else 0
+    return f"{images_per_second:,.{digits}f}"
+
+
 def rank_name(rank: int, host: str, role: str = "worker") -> str:
     """A rank as people call it.
 

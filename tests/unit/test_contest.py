@@ -188,11 +188,11 @@ def test_bf16_is_chosen_only_where_it_is_allowed(allowed: tuple[str, ...], expec
 
 
 def test_of_near_equals_the_simpler_one_is_chosen() -> None:
-    entries = [entry("sequential", 50), entry("threads", 99), entry("processes", 100)]
+    entries = [entry("sequential", 50), entry("threads", 99.5), entry("processes", 100)]
     chosen = pick(entries, ())
     assert chosen is not None
     assert chosen.name == "threads"
-    clear = pick([*entries, entry("pipeline", 102)], ())
+    clear = pick([*entries, entry("pipeline", 100.8)], ())
     assert clear is not None
     assert clear.name == "processes"
 
@@ -233,6 +233,39 @@ def test_long_updates_skip_the_options_of_a_structure_that_is_far_behind() -> No
     assert {name for name in short.calls if name.startswith("pipeline 2")} == {
         f"pipeline 2 stages x{m}" for m in (1, 2, 4, 8)
     }
+
+
+def test_long_updates_leave_out_options_that_cannot_catch_up() -> None:
+    """A pipeline a third behind with 4 micro-batches gains a tenth with 8."""
+    trial = FakeTrial(lambda entry: 3.0 if entry.node.strategy in ("pipeline", "hybrid") else 2.0)
+    race(trial, NODES)
+    tried = [name for name in trial.calls if name.startswith(("pipeline", "hybrid"))]
+    assert tried == [
+        "pipeline 2 stages x4",
+        "hybrid 2 x 2 stages x4",
+        "pipeline 4 stages x4",
+    ]
+
+
+def test_long_updates_try_other_numerics_for_three_structures() -> None:
+    times = {"replicas 4x1": 2.0, "threads 2": 2.1, "processes 4x1": 2.2}
+    trial = FakeTrial(lambda entry: times.get(entry.name.split(",")[0], 2.3))
+    race(trial, NODES, EVERY)
+    others = {name for name in trial.calls if "," in name}
+    assert others == {
+        f"{structure}, {variant}"
+        for structure in times
+        for variant in ("channels_last", "bf16", "channels_last, bf16")
+    }
+
+
+@pytest.mark.parametrize(("scale", "bound"), [(0.1, 6.0), (3.0, 180.0), (30.0, 300.0)])
+def test_a_race_lasts_longer_where_updates_are_long(scale: float, bound: float) -> None:
+    """Two that nothing tells apart: the finals go on until the time is up."""
+    nodes = [NodePlan(), NodePlan(strategy="threads", threads=4)]
+    trial = FakeTrial(lambda entry: scale, noise=0.05)
+    race(trial, nodes, seconds=1.0)
+    assert bound < trial.now < bound + 10 * scale, "a turn that has begun is ended"
 
 
 def test_turns_of_short_updates_last_longer_than_a_moment() -> None:

@@ -9,6 +9,7 @@ from paceline.bench.cluster import Row, run_in_lab, summarise
 from paceline.bench.trials import Bench, Trial
 from paceline.lab import LabSpec
 from paceline.schema import NodePlan, Plan
+from paceline.text import rate
 
 MNIST: dict[str, object] = {
     "workload.model": "mnist_cnn",
@@ -88,7 +89,7 @@ def run_shares(
         speeds.append(max(t.samples / t.seconds for t in mine))
     say(
         "alone: "
-        + ", ".join(f"{h.name} {s:,.0f} images/s" for h, s in zip(spec.hosts, speeds, strict=True))
+        + ", ".join(f"{h.name} {rate(s)} images/s" for h, s in zip(spec.hosts, speeds, strict=True))
     )
     equal = updates_within(equal_seconds(batch, speeds), updates)
     few = equal if equal < updates else None

@@ -13,7 +13,12 @@ import click
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a setting.")
 @click.option("--data", "data_root", type=click.Path(path_type=Path), help="Folder of data sets.")
 @click.option("--again", is_flag=True, help="Race even if the result is in the cache.")
-@click.option("--seconds", default=40.0, show_default=True, help="Time for the finals to end in.")
+@click.option(
+    "--seconds",
+    default=40.0,
+    show_default=True,
+    help="When the finals end; later where updates are long.",
+)
 @click.option("--thorough", is_flag=True, help="Measure every candidate to the end.")
 @click.option("--json", "as_json", is_flag=True, help="Print race.json, and only that.")
 def command(

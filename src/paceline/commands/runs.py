@@ -27,6 +27,7 @@ def command(folder: Path, as_json: bool) -> None:
     from rich.text import Text
 
     from paceline.report.tables import wide_console
+    from paceline.text import rate
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     columns = ("run", "when", "model", "data", "batch", "strategy", "hosts", "images/s")
@@ -43,7 +44,7 @@ def command(folder: Path, as_json: bool) -> None:
             "" if line["batch_size"] is None else str(line["batch_size"]),
             line["strategy"],
             str(line["hosts"]),
-            "" if speed is None else f"{speed:,.0f}",
+            "" if speed is None else rate(speed),
             "" if accuracy is None else f"{accuracy:.2%}",
             "yes" if line["finished"] else f"no, {line['epochs']} epochs",
         )

@@ -25,6 +25,7 @@ from typing import Protocol
 from paceline.errors import UserError
 from paceline.plan.candidates import candidate
 from paceline.schema import Candidate, NodePlan
+from paceline.text import rate
 
 FAR_BEHIND = 1.6
 """A candidate this many times slower than the best is not tried further."""
@@ -48,7 +49,7 @@ TURN_SECONDS = 0.6
 """A turn of short updates lasts about this long: a moment's disturbance must not decide it."""
 LONGEST_TURN = 20
 """Updates of a turn."""
-SAME = 0.02
+SAME = 0.01
 """Differences below this are no differences: the simpler candidate is chosen."""
 
 
@@ -166,7 +167,7 @@ class Contest:
         record.memory_mb = memory if memory is not None else record.memory_mb
         if len(times) < steps:
             record.stopped = "stopped early: far behind"
-        self._say(f"{entry.name}: {self._batch / record.median:,.1f} images/s")
+        self._say(f"{entry.name}: {rate(self._batch / record.median)} images/s")
 
     def _best_time(self, chosen: Callable[[_Entry], bool]) -> float:
         return min(

@@ -7,6 +7,7 @@ from typing import cast
 
 from paceline.plan.candidates import MemoryFormat, Precision, describe
 from paceline.schema import Candidate, Config, Plan, Race, Rejected
+from paceline.text import rate
 
 
 def explain(
@@ -83,12 +84,12 @@ def decision(race: Race, chosen: Candidate, *, gradient_mb: float) -> str:
         and c.node.strategy != "sequential"
     ]
     rivals.sort(key=lambda c: -(c.images_per_second or 0))
-    text = f"{chosen.name}: {chosen.images_per_second:,.0f} images/s"
+    text = f"{chosen.name}: {rate(chosen.images_per_second or 0)} images/s"
     if chosen.speedup:
         text += f", {chosen.speedup:.2f}x sequential"
     if rivals:
         rival = rivals[0]
-        text += f"; next {describe(rival.node)} at {rival.images_per_second:,.0f}"
+        text += f"; next {describe(rival.node)} at {rate(rival.images_per_second or 0)}"
         if cause := _cause(rival, chosen, gradient_mb):
             text += f", because {cause}"
     return text

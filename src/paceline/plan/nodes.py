@@ -25,6 +25,7 @@ from paceline.plan.options import (
 from paceline.plan.rules import BUCKETS, Factors, Rules
 from paceline.schema import NodePlan, Rejected
 from paceline.schema.machines import Host, Level, Machines, WorkloadFacts
+from paceline.text import rate
 
 SAME = 0.02
 """Differences below this are no differences: fewer machines and the simpler exchange win."""
@@ -314,8 +315,8 @@ def _left_out(
         with_it = max(valid, key=lambda option: option.images_per_second)
         change = with_it.images_per_second / chosen.images_per_second
         found[host.name] = (
-            f"with it {with_it.images_per_second:,.0f} images/s instead of"
-            f" {chosen.images_per_second:,.0f} ({change:.2f}x), because"
+            f"with it {rate(with_it.images_per_second)} images/s instead of"
+            f" {rate(chosen.images_per_second)} ({change:.2f}x), because"
             f" {cause(with_it, chooser.model)}"
         )
     return found
@@ -347,7 +348,9 @@ def explain_nodes(choice: NodeChoice) -> str:
             f", {option.speedup:.2f}x {names[0]} alone ({option.speedup_low:.2f} to"
             f" {option.speedup_high:.2f})"
         )
-    lines.append(f"Expected: {option.images_per_second:,.0f} images/s{gain}; time goes to {where}.")
+    lines.append(
+        f"Expected: {rate(option.images_per_second)} images/s{gain}; time goes to {where}."
+    )
     lines.append(_others_line(choice))
     return "\n".join(lines)
 

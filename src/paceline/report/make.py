@@ -25,7 +25,7 @@ from paceline.report.plotly import VERSION
 from paceline.report.predicted import measured, predicted_section
 from paceline.report.several import several_sections
 from paceline.report.timeline import timeline_section
-from paceline.text import duration
+from paceline.text import duration, rate
 
 
 def make_report(runs: Sequence[RunData]) -> Report:
@@ -71,7 +71,7 @@ def _observed(run: RunData) -> tuple[Section | None, ...]:
 def _tiles(run: RunData) -> list[tuple[str, str]]:
     tiles = []
     if run.speed is not None:
-        tiles.append((f"{run.speed:,.0f}", "images/s, median over the epochs"))
+        tiles.append((rate(run.speed), "images/s, median over the epochs"))
     if run.accuracy is not None:
         tiles.append((f"{run.accuracy:.2%}", "test accuracy after the last epoch"))
     seconds = run.number("total_seconds")

@@ -8,6 +8,7 @@ from typing import Any
 from paceline.report.figure import Axis, Cell, Figure, Section, Series, Table
 from paceline.report.load import RunData, strategy_name
 from paceline.schema import Candidate, Config, NodePlan, Race, encode
+from paceline.text import rate
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -144,7 +145,7 @@ def _races_section(races: Mapping[str, Race]) -> Section:
                 low=tuple(_scaled(c, c.low) for c in ran),
                 high=tuple(_scaled(c, c.high) for c in ran),
                 labels=tuple(
-                    f"{c.images_per_second or 0:,.0f} images/s{', chosen' if c.chosen else ''}"
+                    f"{rate(c.images_per_second or 0)} images/s{', chosen' if c.chosen else ''}"
                     for c in ran
                 ),
             )
@@ -196,7 +197,7 @@ def _race_figure(ran: list[Candidate], cores: int) -> Figure:
             y=tuple(c.speedup for c in group),
             low=tuple(_scaled(c, c.low) for c in group),
             high=tuple(_scaled(c, c.high) for c in group),
-            labels=tuple(f"{c.images_per_second or 0:,.0f} images/s" for c in group),
+            labels=tuple(f"{rate(c.images_per_second or 0)} images/s" for c in group),
         )
         for name, place, group in groups
         if group

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from paceline.report.figure import Axis, Cell, Figure, Section, Series, Table
 from paceline.report.load import RunData, finite
+from paceline.text import rate
 
 QUANTITIES = {
     "images_per_second": ("images/s", 1.0),
@@ -138,7 +139,7 @@ def _text(
     if low and high and speed:
         where = "within" if low <= speed <= high else "outside"
         text.append(
-            f"The plan expected {low:,.0f} to {high:,.0f} images/s: what came lies {where} that."
+            f"The plan expected {rate(low)} to {rate(high)} images/s: what came lies {where} that."
         )
     factor = predicted.get("calibration")
     if factor and factor != 1.0:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from paceline.report.figure import Axis, Cell, Figure, Section, Series, Table
 from paceline.report.load import RunData
 from paceline.report.scaling import Kind, Scaling, grouped, machine_of, scalings
+from paceline.text import rate
 
 
 def scaling_section(runs: Sequence[RunData], kind: Kind) -> Section | None:
@@ -81,7 +82,7 @@ def _lines(found: Sequence[Scaling], what: str) -> list[Series]:
                 high=tuple(k * s.high for k, s in zip(scale, line.steps, strict=True))
                 if repeated
                 else (),
-                labels=tuple(f"{step.speed:,.0f} images/s" for step in line.steps),
+                labels=tuple(f"{rate(step.speed)} images/s" for step in line.steps),
             )
         )
     return lines

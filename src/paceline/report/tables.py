@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.schema import Candidate, Race
+from paceline.text import rate
 
 
 def race_table(race: Race) -> Table:
@@ -31,7 +32,7 @@ def _row(entry: Candidate) -> list[str]:
         spread = f"{(entry.high - entry.low) / speed:.0%}"
     return [
         entry.name,
-        f"{speed:,.1f}" if speed else "-",
+        rate(speed) if speed else "-",
         spread,
         f"{entry.speedup:.2f}" if entry.speedup else "",
         f"{memory:,.0f}" if memory else "",

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from paceline.text import rate
+
 LINE_SECONDS = 10.0
 """Plain output says something at least this often in a long epoch."""
 
@@ -69,7 +71,7 @@ class _Speed:
         loss = "" if self.loss is None else f"  loss {self.loss:.4f}"
         left = (self.updates_left - self.updates) * seconds / max(1, self.updates)
         slow = f"  slowest {self.slowest}" if self.slowest else ""
-        return f"{self.images / seconds:,.0f} images/s{loss}  {_duration(left)} left{slow}"
+        return f"{rate(self.images / seconds)} images/s{loss}  {_duration(left)} left{slow}"
 
 
 class PlainView:
@@ -171,7 +173,7 @@ def epoch_text(line: dict[str, Any], epochs: int) -> str:
     if line.get("test_accuracy") is not None:
         parts.append(f"test loss {line['test_loss']:.4f}")
         parts.append(f"test accuracy {line['test_accuracy']:.2%}")
-    parts.append(f"{line['images_per_second']:,.0f} images/s")
+    parts.append(f"{rate(line['images_per_second'])} images/s")
     parts.append(f"{line['seconds']:.1f} s")
     return "  ".join(parts)
 

@@ -44,7 +44,7 @@ def test_layers_that_sleep_take_at_least_that() -> None:
     assert last.forward.low >= 0.04
     assert last.backward.low >= 0.01
     assert between.forward.low < 0.02  # of the fastest rounds: it does not sleep
-    assert first.forward.samples == 3
+    assert 1 <= first.forward.samples <= 3  # fewer on a machine that is busy
 
 
 def test_sizes_and_names() -> None:
