@@ -265,7 +265,7 @@ def test_long_updates_try_other_numerics_for_three_structures() -> None:
 def test_long_updates_that_were_disturbed_once_are_looked_at_again() -> None:
     trial = FakeTrial(
         lambda entry: (
-            9.0
+            7.0
             if entry.name == "threads 4" and trial.calls.count("threads 4") == 1
             else {"threads 4": 4.0, "sequential": 12.0}.get(entry.name, 5.0)
         )

@@ -44,7 +44,7 @@ FRONT = 3
 """So many structures of long updates are tried with other numerics."""
 FEW = 3
 """Who was timed less often has a second turn, a while after the first,"""
-AGAIN = 2.5
+AGAIN = 2.0
 """unless it was this many times slower than the best."""
 UPDATES = 75
 """A race may last as many updates of its fastest plain candidate, if that is longer,"""
