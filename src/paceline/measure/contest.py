@@ -88,7 +88,7 @@ class _Entry:
         if len(self.times) < 2:
             return self.median, self.median
         low, _, high = statistics.quantiles(self.times, n=4, method="inclusive")
-        return low, high
+        return min(low, self.median), high
 
 
 def _anyone(entry: _Entry) -> bool:
@@ -161,7 +161,8 @@ class Contest:
         best = self._best_time(_anyone)
         for entry in list(self._entries.values()):
             few = 0 < len(entry.times) < FEW
-            if few and entry.candidate.name != "sequential" and entry.fastest <= AGAIN * best:
+            baseline = entry.candidate.node.strategy == "sequential"
+            if few and not baseline and entry.fastest <= AGAIN * best:
                 self._attempt(entry.candidate, warmup=1)
 
     def _attempt(self, entry: Candidate, *, warmup: int = 2, steps: int = 5) -> None:
