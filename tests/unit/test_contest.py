@@ -8,8 +8,16 @@ from collections.abc import Callable
 import pytest
 
 from paceline.errors import StrategyError
-from paceline.measure.contest import FAR_BEHIND, LONGEST, UPDATES, Contest, pick
-from paceline.measure.trial import LONG_STEP
+from paceline.measure.contest import (
+    FAR_BEHIND,
+    FINALISTS,
+    LONGEST,
+    UPDATES,
+    WARMUP,
+    Contest,
+    pick,
+)
+from paceline.measure.trial import LONG_STEP, LONG_TURN
 from paceline.plan.candidates import candidate, structures
 from paceline.plan.choose import decision, explain, plan_from_race
 from paceline.schema import Candidate, Config, NodePlan, Race
@@ -48,11 +56,12 @@ class FakeTrial:
             seconds = self.seconds(entry) * (1 + self.noise * self.random.expovariate(1.0))
             self.now += seconds
             times.append(seconds)
-            if seconds > 2 * LONG_STEP:
+            if sum(times) > LONG_TURN:
                 break
-            if give_up is not None and len(times) >= 3 and min(times) > give_up:
+            needed = 2 if times[0] > LONG_STEP else 3
+            if give_up is not None and len(times) >= needed and min(times) > give_up:
                 break
-        self.now += (1 if times[0] > LONG_STEP else warmup) * self.seconds(entry)
+        self.now += warmup * self.seconds(entry)
         return times, 300.0
 
     def clock(self) -> float:
@@ -265,9 +274,9 @@ def test_long_updates_try_other_numerics_for_three_structures() -> None:
 def test_long_updates_that_were_disturbed_once_are_looked_at_again() -> None:
     trial = FakeTrial(
         lambda entry: (
-            7.0
+            19.0
             if entry.name == "threads 4" and trial.calls.count("threads 4") == 1
-            else {"threads 4": 4.0, "sequential": 12.0}.get(entry.name, 5.0)
+            else {"threads 4": 11.0, "sequential": 36.0}.get(entry.name, 13.0)
         )
     )
     chosen = pick(race(trial, NODES), ())
@@ -283,9 +292,9 @@ def test_a_race_lasts_longer_where_updates_are_long(update: float) -> None:
     trial = FakeTrial(lambda entry: update, noise=0.05)
     race(trial, nodes, seconds=1.0)
     end = min(UPDATES * update, LONGEST)
-    looks = 2 * len(nodes) * 2 * update * 1.5
+    looks = 2 * len(nodes) * (WARMUP + 1) * update * 1.5
     assert trial.now < max(end, looks) + 10 * update, "a turn that has begun is ended"
-    assert trial.now > end
+    assert trial.now > min(end, 6 * FINALISTS * WARMUP * update)
 
 
 def test_turns_of_short_updates_last_longer_than_a_moment() -> None:
@@ -296,3 +305,54 @@ def test_turns_of_short_updates_last_longer_than_a_moment() -> None:
     assert trials["threads 2"] >= 12, "0.6 seconds"
     fast = FakeTrial(lambda entry: 0.001 if entry.name == "sequential" else 0.002)
     assert {c.name: c.trials for c in race(fast, nodes)}["threads 2"] == 3, "far behind"
+
+
+def test_who_was_timed_long_enough_is_not_said_to_be_far_behind() -> None:
+    times = {"sequential": 14.0, "threads 4": 4.0}
+    trial = FakeTrial(lambda entry: times.get(entry.name, 9.0))
+    by_name = {c.name: c for c in race(trial, NODES)}
+    assert by_name["threads 4"].trials == 3, "ten seconds, not the five updates asked for"
+    assert by_name["threads 4"].reason == by_name["sequential"].reason == ""
+    assert by_name["replicas 4x1"].reason == "stopped early: far behind"
+
+
+def test_finals_are_among_those_who_come_near_each_other() -> None:
+    """The best in bf16 has nobody near: only the two in fp32 run again."""
+    times = {
+        "threads 4": 4.0,
+        "replicas 4x1": 4.1,
+        "processes 4x1": 4.4,
+        "threads 4, bf16": 2.0,
+    }
+    trial = FakeTrial(lambda entry: times.get(entry.name, 6.0))
+    race(trial, NODES, [("fp32", "contiguous"), ("bf16", "contiguous")])
+    twice = {name for name in trial.calls if trial.calls.count(name) > 1}
+    assert twice == {"threads 4", "replicas 4x1"}
+
+
+def test_precisions_that_come_near_each_other_meet_in_the_finals() -> None:
+    times = {"threads 4": 0.10, "threads 4, bf16": 0.101}
+    trial = FakeTrial(lambda entry: times.get(entry.name, 0.2), noise=0.02)
+    race(trial, NODES, [("fp32", "contiguous"), ("bf16", "contiguous")])
+    assert trial.calls.count("threads 4") > 1
+    assert trial.calls.count("threads 4, bf16") == trial.calls.count("threads 4")
+
+
+def test_a_thorough_race_stops_nobody_and_has_time_for_finals() -> None:
+    """The first round alone takes longer than the seconds that were asked for."""
+    times = {"threads 4": 4.0, "replicas 4x1": 4.1}
+    trial = FakeTrial(lambda entry: times.get(entry.name, 9.0), noise=0.01)
+    contest = Contest(trial, batch_size=BATCH, seconds=60.0, thorough=True, clock=trial.clock)
+    results = contest.run(NODES, EVERY)
+    assert all(c.images_per_second and not c.reason for c in results)
+    assert len(results) == 1 + len(NODES[1:]) * len(EVERY)
+    assert min(trial.calls.count(name) for name in times) > 1
+
+
+def test_quartiles_of_two_times() -> None:
+    """The speed shown is of the faster one, and within the spread that is shown."""
+    drawn = iter([8.0, 7.0, 7.0, 6.0])
+    nodes = [NodePlan(strategy="threads", threads=2)]
+    [entry] = race(FakeTrial(lambda entry: next(drawn)), nodes, seconds=0.0)
+    assert entry.trials == 2
+    assert (entry.low or 0) <= (entry.images_per_second or 0) <= (entry.high or 0)

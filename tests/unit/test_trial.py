@@ -32,7 +32,9 @@ class Paced:
         self.updates += 1
 
 
-def timed(ranks: int, seconds: Callable[[int, int], float]) -> list[tuple[int, int]]:
+def timed(
+    ranks: int, seconds: Callable[[int, int], float], give_up: float | None = None
+) -> list[tuple[int, int]]:
     """Updates made and updates timed on every rank."""
     memory = anonymous_memory("board")
 
@@ -49,7 +51,7 @@ def timed(ranks: int, seconds: Callable[[int, int], float]) -> list[tuple[int, i
         )
         strategy = Paced(lambda update: seconds(rank, update))
         found = ground._time(
-            cast(LocalStrategy, strategy), ground.inputs, ground.targets, 2, 5, None
+            cast(LocalStrategy, strategy), ground.inputs, ground.targets, 2, 5, give_up
         )
         return strategy.updates, len(found)
 
@@ -61,14 +63,28 @@ def timed(ranks: int, seconds: Callable[[int, int], float]) -> list[tuple[int, i
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_ranks_agree_on_what_is_a_long_update(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_agree_on_who_is_far_behind(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some ranks see a long update and some do not: all make the same number of them."""
     monkeypatch.setattr(trial, "LONG_STEP", 0.02)
     for long in (0, ranks - 1):
 
         def seconds(rank: int, update: int, long: int = long) -> float:
-            return 0.03 if rank == long and update < 2 else 0.0
+            return 0.05 if rank == long else 0.0
 
-        found = timed(ranks, seconds)
-        # The first rank decides: a long first update is warm-up enough.
-        assert found == [(6, 5) if long == 0 else (7, 5)] * ranks
+        found = timed(ranks, seconds, give_up=0.03)
+        # The first rank decides: so long a first update shows already that it is far behind.
+        assert found == [(2, 1) if long == 0 else (7, 5)] * ranks
+
+
+def test_long_updates_are_warmed_up_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second update still takes memory from the system: it must not be timed."""
+    monkeypatch.setattr(trial, "LONG_STEP", 0.01)
+    monkeypatch.setattr(trial, "LONG_TURN", 0.05)
+    slow_start = [0.05, 0.04, 0.02, 0.02, 0.02, 0.02, 0.02]
+    assert timed(1, lambda _, update: slow_start[update], give_up=0.04) == [(5, 3)]
+
+
+def test_a_slow_start_alone_does_not_put_anyone_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "LONG_STEP", 0.01)
+    slow_start = [0.05, 0.02, 0.02, 0.02, 0.02, 0.02, 0.02]
+    assert timed(1, lambda _, update: slow_start[update], give_up=0.04) == [(7, 5)]

@@ -3,6 +3,9 @@
 By default glibc returns large blocks to the system as soon as they are freed and
 takes zeroed pages at the next update: on the models here that is thousands of page
 faults per update and 5 to 20% of its time. The numbers do not change.
+
+Threads beside the first have arenas of their own, which cannot hold large blocks: all threads
+use the first one's, or `replicas` would take most of its memory anew in every update.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import ctypes
 import sys
 from pathlib import Path
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 _LARGEST = 2**31 - 1
 
 
@@ -27,6 +30,7 @@ def keep_freed_memory() -> bool:
         (_M_MMAP_THRESHOLD, _LARGEST),
         (_M_TRIM_THRESHOLD, _LARGEST),
         (_M_TOP_PAD, 64 * 2**20),
+        (_M_ARENA_MAX, 1),
     )
     return all(mallopt(name, value) == 1 for name, value in settings)
 

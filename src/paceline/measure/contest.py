@@ -1,7 +1,7 @@
 """The rules of a race: who runs, for how long, and who drops out.
 
 Pure but for the trial it is given, so that the rules are tested with times made
-up. Three rounds (all of them for everyone when `thorough`):
+up. Three rounds (when `thorough`, nobody stops early and the finals have time of their own):
 
 1. every structure with plain numerics; one that is far behind stops early;
 2. the structures near the front with every other precision and layout (only the best one when
@@ -10,8 +10,8 @@ up. Three rounds (all of them for everyone when `thorough`):
    that noise hits all alike, until their order is clear or the time is up.
 
 Where updates are long there are few of them in a race: options of a structure that cannot catch up
-are left out, the others have a second turn before the front is known, the front is short, and there
-is more time, for the finals.
+are left out, who was timed only once has a second turn before the front is known, the front and
+the finals are short, and there is more time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from paceline.text import rate
 FAR_BEHIND = 1.6
 """A candidate this many times slower than the best is not tried further."""
 NEAR = 1.12
-"""Finals take those at most this many times slower than the best of their precision."""
+"""Finals take those at most this many times slower than the best of their precision,"""
+NEAR_LONG = 1.06
+"""and of long updates, which vary less, only those at most this many times slower."""
 FINALISTS = 4
 LONG_UPDATE = 0.5
 """Seconds: where updates take longer, time goes to the front runners."""
@@ -42,14 +44,16 @@ A pipeline of 2 stages stands idle for 20% of the time with 4 micro-batches and 
 """
 FRONT = 3
 """So many structures of long updates are tried with other numerics."""
-FEW = 3
+FEW = 2
 """Who was timed less often has a second turn, a while after the first,"""
 AGAIN = 2.0
 """unless it was this many times slower than the best."""
-UPDATES = 75
+UPDATES = 100
 """A race may last as many updates of its fastest plain candidate, if that is longer,"""
-LONGEST = 300.0
+LONGEST = 400.0
 """but not longer than these seconds."""
+WARMUP = 2
+"""Updates before those that are timed: a strategy has all its memory after two."""
 TURN_SECONDS = 0.6
 """A turn of short updates lasts about this long: a moment's disturbance must not decide it."""
 LONGEST_TURN = 20
@@ -133,13 +137,15 @@ class Contest:
             )
         ]
         front.sort(key=lambda node: self._entries[candidate(node, *plain).name].fastest)
-        if best > LONG_UPDATE and not self._thorough:
+        if self._long() and not self._thorough:
             front = front[:FRONT]
         self._seconds = max(self._seconds, min(UPDATES * best, LONGEST))
         for variant in others:
             late = self._late() and not self._thorough
             for node in (front[:1] if late else front) or nodes[:1]:
                 self._attempt(candidate(node, *variant))
+        if self._thorough:
+            self._start = self._clock()
         self._finals()
         return self._results()
 
@@ -163,9 +169,9 @@ class Contest:
             few = 0 < len(entry.times) < FEW
             baseline = entry.candidate.node.strategy == "sequential"
             if few and not baseline and entry.fastest <= AGAIN * best:
-                self._attempt(entry.candidate, warmup=1)
+                self._attempt(entry.candidate)
 
-    def _attempt(self, entry: Candidate, *, warmup: int = 2, steps: int = 5) -> None:
+    def _attempt(self, entry: Candidate, *, steps: int = 5) -> None:
         steps = max(steps, min(LONGEST_TURN, round(TURN_SECONDS / self._best_time(_anyone))))
         record = self._entries.setdefault(entry.name, _Entry(entry))
         if record.failed:
@@ -175,14 +181,14 @@ class Contest:
         if entry.node.strategy == "sequential" or self._thorough:
             give_up = None  # the baseline of every speedup is always measured
         try:
-            times, memory = self._trial(entry, warmup=warmup, steps=steps, give_up=give_up)
+            times, memory = self._trial(entry, warmup=WARMUP, steps=steps, give_up=give_up)
         except UserError as error:  # a refusal; a rank that failed ends the race's ranks
             record.failed = str(error)
             self._say(f"{entry.name}: {error}")
             return
         record.times += times
         record.memory_mb = memory if memory is not None else record.memory_mb
-        if len(times) < steps:
+        if give_up is not None and min(times) > give_up:
             record.stopped = "stopped early: far behind"
         self._say(f"{entry.name}: {rate(self._batch / record.median)} images/s")
 
@@ -198,17 +204,20 @@ class Contest:
     def _finals(self) -> None:
         for rounds in range(6):
             contenders = self._contenders()
-            clear = rounds >= 2 and not self._thorough and self._clear(contenders)
-            if len(contenders) < 2 or clear:
+            enough = 1 if self._long() else 2
+            if not contenders or (rounds >= enough and self._clear(contenders)):
                 return
             for entry in contenders:
                 if self._late():
                     return
-                self._attempt(entry.candidate, warmup=1, steps=4)
+                self._attempt(entry.candidate, steps=4)
+
+    def _long(self) -> bool:
+        return self._best_time(_anyone) > LONG_UPDATE
 
     def _contenders(self) -> list[_Entry]:
-        if self._thorough:
-            return [e for e in self._entries.values() if e.times]
+        """Those near the best of their precision; nobody whom nobody else comes near."""
+        near = NEAR_LONG if self._long() else NEAR
         result: list[_Entry] = []
         for precision in ("fp32", "bf16"):
             group = [
@@ -218,8 +227,12 @@ class Contest:
             ]
             group.sort(key=lambda e: e.fastest)
             if group:
-                result += [e for e in group if e.fastest <= NEAR * group[0].fastest][:FINALISTS]
-        return result
+                result += [e for e in group if e.fastest <= near * group[0].fastest][:FINALISTS]
+        return [
+            e
+            for e in result
+            if any(e is not f and 1 / near <= e.fastest / f.fastest <= near for f in result)
+        ]
 
     def _clear(self, contenders: list[_Entry]) -> bool:
         """True when, in each precision, the best is apart from the second by their quartiles."""

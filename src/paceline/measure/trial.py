@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,14 @@ from paceline.schema import Candidate, RankContext
 from paceline.train.parts import Parts
 
 LONG_STEP = 1.0
-"""Updates longer than this are warmed up once and timed fewer times."""
+"""Of updates longer than this fewer are needed to see that they are far behind."""
+LONG_TURN = 10.0
+"""Seconds: who was timed for longer has been timed often enough, whatever was asked for."""
+SLOW_START = 1.5
+"""The first update of a strategy takes up to so many times as long as later ones.
+
+It takes its memory from the system, and the second one some more: times are true from the third on.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +119,8 @@ class TrialGround:
             seconds = time.perf_counter() - start
             update += 1
             if warm < warmup:
-                warm = warmup if self._agreed(seconds > LONG_STEP) else warm + 1
+                hopeless = self._agreed(self._hopeless(seconds, give_up))
+                warm = warmup if hopeless else warm + 1
                 continue
             times.append(seconds)
             if self._enough(times, give_up):
@@ -120,11 +129,17 @@ class TrialGround:
 
     def _enough(self, times: list[float], give_up: float | None) -> bool:
         """Whether it is known well enough how long updates take."""
-        # One slow update may be noise; several in a row, or one very long one, are not.
-        seen = len(times) >= 3 or times[0] > LONG_STEP
-        behind = give_up is not None and seen and min(times) > give_up
-        tired = times[0] > 2 * LONG_STEP or (sum(times) > 4 * LONG_STEP and len(times) >= 2)
-        return self._agreed(behind or tired)
+        # One slow update may be noise; several, or one of twice the length, are not.
+        needed = 3 if times[0] < LONG_STEP else 2
+        behind = give_up is not None and (
+            (len(times) >= needed and min(times) > give_up) or self._hopeless(times[0], give_up)
+        )
+        return self._agreed(behind or sum(times) > LONG_TURN)
+
+    @staticmethod
+    def _hopeless(seconds: float, give_up: float | None) -> bool:
+        """Whether a single update shows that it is far behind, even if it was the first."""
+        return seconds > LONG_STEP and seconds > SLOW_START * (give_up or math.inf)
 
     def _agreed(self, decision: bool) -> bool:
         """What the first rank says: times differ between ranks, and all must go on or none."""
