@@ -27,6 +27,7 @@ from typing import Any
 from benchmarks.interleave import interleave
 from paceline.measure.contest import pick
 from paceline.schema import Candidate, decode, encode
+from paceline.text import rate
 
 DUEL_ROUNDS = 7
 """How often a choice and the candidate that looked best train in turns."""
@@ -234,7 +235,7 @@ def table(case: Case, result: dict[str, Any]) -> str:
         one = result["one core, bf16" if bf16 else "one core"]["images_per_second"]
         shown = f"{name}: {result['choices'][label]}" if label else name
         lines.append(
-            f"| {shown} | {speed:,.1f} | {entry['spread']:.0%} | {speed / base:.2f} |"
+            f"| {shown} | {rate(speed)} | {entry['spread']:.0%} | {speed / base:.2f} |"
             f" {speed / ((os.cpu_count() or 1) * one):.0%} |"
         )
     lines.append(f"\nrace {result['race_seconds']:.0f} s")
