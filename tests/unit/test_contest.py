@@ -146,10 +146,11 @@ def test_finals_run_the_front_runners_in_turn() -> None:
 
 
 def test_the_time_is_kept() -> None:
-    trial = FakeTrial(lambda entry: 1.5)
-    race(trial, NODES, seconds=1.0)
+    trial = FakeTrial(lambda entry: 0.4)
+    race(trial, NODES, EVERY, seconds=1.0)
     # Everyone has had a first chance, and the finals found the time already up.
-    assert trial.calls == [candidate(node).name for node in NODES]
+    assert {candidate(node).name for node in NODES} <= set(trial.calls)
+    assert len(trial.calls) == len(set(trial.calls))
 
 
 def test_a_candidate_that_cannot_run_is_kept_with_its_reason() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
@@ -21,19 +22,26 @@ from paceline.train.parts import Parts
 class Paced:
     """A strategy whose updates take as long as they are told to."""
 
-    def __init__(self, seconds: Callable[[int], float]) -> None:
-        self.seconds = seconds
+    def __init__(self, seconds: Callable[[int], float], pages: Sequence[int] = ()) -> None:
+        self.seconds, self.pages = seconds, pages
         self.updates = 0
 
     def scale_rate(self, _: float) -> None: ...
 
     def update(self, *_: Any) -> None:
         time.sleep(self.seconds(self.updates))
+        pages = self.pages[self.updates] if self.pages else 0
+        with mmap.mmap(-1, max(1, pages) * mmap.PAGESIZE) as memory:
+            for number in range(pages):
+                memory[number * mmap.PAGESIZE] = 1
         self.updates += 1
 
 
 def timed(
-    ranks: int, seconds: Callable[[int, int], float], give_up: float | None = None
+    ranks: int,
+    seconds: Callable[[int, int], float] = lambda rank, update: 0.0,
+    give_up: float | None = None,
+    pages: Sequence[int] = (),
 ) -> list[tuple[int, int]]:
     """Updates made and updates timed on every rank."""
     memory = anonymous_memory("board")
@@ -49,7 +57,7 @@ def timed(
             device=torch.device("cpu"),
             board=board,
         )
-        strategy = Paced(lambda update: seconds(rank, update))
+        strategy = Paced(lambda update: seconds(rank, update), pages if rank == 0 else ())
         found = ground._time(
             cast(LocalStrategy, strategy), ground.inputs, ground.targets, 2, 5, give_up
         )
@@ -88,3 +96,20 @@ def test_a_slow_start_alone_does_not_put_anyone_out(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(trial, "LONG_STEP", 0.01)
     slow_start = [0.05, 0.02, 0.02, 0.02, 0.02, 0.02, 0.02]
     assert timed(1, lambda _, update: slow_start[update], give_up=0.04) == [(7, 5)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("pages", "made"),
+    [
+        ([9000, 8000, 0, 0, 0, 0, 0], 7),
+        ([9000, 8000, 4000, 2000, 0, 0, 0, 0, 0], 9),
+        ([9000, 8000, 0, 5000, 0, 0, 0, 0], 8),
+        ([500, 400, 400, 400, 400, 400, 400], 7),
+        ([5000] * 11, 11),
+    ],
+    ids=["two", "four", "one in between", "few pages", "always"],
+)
+def test_updates_that_take_memory_are_not_timed(ranks: int, pages: list[int], made: int) -> None:
+    """On whatever rank; and one that takes it anew every time is timed after a while."""
+    assert timed(ranks, pages=pages) == [(made, 5)] * ranks

@@ -92,8 +92,10 @@ def _train(run: RunDirectory, context: RankContext) -> int:
     node = plan.nodes[context.node]
     pin(divide_cores(node.cores or visible_cores(), context.local_size, context.local_rank))
     from paceline.local.board import Arena, Board
+    from paceline.local.memory import keep_freed_memory
 
     memory = shared_memory()
+    keep_freed_memory()
     board = Board(
         memory.board,
         ranks=context.local_size,

@@ -19,7 +19,10 @@ _LARGEST = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Tell the allocator to keep what is freed; False where it cannot be told."""
+    """Tell the allocator to keep what is freed; False where it cannot be told.
+
+    To be called before the process starts a thread: an arena that exists stays in use.
+    """
     if not sys.platform.startswith("linux"):
         return False
     try:

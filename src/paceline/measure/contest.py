@@ -32,7 +32,7 @@ FAR_BEHIND = 1.6
 """A candidate this many times slower than the best is not tried further."""
 NEAR = 1.12
 """Finals take those at most this many times slower than the best of their precision,"""
-NEAR_LONG = 1.06
+NEAR_LONG = 1.08
 """and of long updates, which vary less, only those at most this many times slower."""
 FINALISTS = 4
 LONG_UPDATE = 0.5
@@ -44,16 +44,16 @@ A pipeline of 2 stages stands idle for 20% of the time with 4 micro-batches and 
 """
 FRONT = 3
 """So many structures of long updates are tried with other numerics."""
-FEW = 2
-"""Who was timed less often has a second turn, a while after the first,"""
 AGAIN = 2.0
-"""unless it was this many times slower than the best."""
-UPDATES = 100
+"""Who was timed only once has a second turn later, unless it was so many times slower."""
+UPDATES = 150
 """A race may last as many updates of its fastest plain candidate, if that is longer,"""
 LONGEST = 400.0
 """but not longer than these seconds."""
 WARMUP = 2
-"""Updates before those that are timed: a strategy has all its memory after two."""
+"""Updates at least before those that are timed."""
+TURN, TURN_LONG = 5, 3
+"""Updates that are timed in a turn, at least; long ones at most."""
 TURN_SECONDS = 0.6
 """A turn of short updates lasts about this long: a moment's disturbance must not decide it."""
 LONGEST_TURN = 20
@@ -163,16 +163,16 @@ class Contest:
         self._attempt(entry)
 
     def _look_again(self) -> None:
-        """A second turn for who was seen once or twice: a disturbance must not put them out."""
+        """A second turn for who was timed once: a single disturbance must not put them out."""
         best = self._best_time(_anyone)
         for entry in list(self._entries.values()):
-            few = 0 < len(entry.times) < FEW
             baseline = entry.candidate.node.strategy == "sequential"
-            if few and not baseline and entry.fastest <= AGAIN * best:
+            if len(entry.times) == 1 and not baseline and entry.fastest <= AGAIN * best:
                 self._attempt(entry.candidate)
 
-    def _attempt(self, entry: Candidate, *, steps: int = 5) -> None:
-        steps = max(steps, min(LONGEST_TURN, round(TURN_SECONDS / self._best_time(_anyone))))
+    def _attempt(self, entry: Candidate) -> None:
+        as_many = min(LONGEST_TURN, round(TURN_SECONDS / self._best_time(_anyone)))
+        steps = TURN_LONG if self._long() else max(TURN, as_many)
         record = self._entries.setdefault(entry.name, _Entry(entry))
         if record.failed:
             return
@@ -201,6 +201,10 @@ class Contest:
     def _late(self) -> bool:
         return self._clock() > self._start + self._seconds
 
+    def _long(self) -> bool:
+        """Whether updates are long, as far as is known."""
+        return LONG_UPDATE < self._best_time(_anyone) < float("inf")
+
     def _finals(self) -> None:
         for rounds in range(6):
             contenders = self._contenders()
@@ -210,10 +214,7 @@ class Contest:
             for entry in contenders:
                 if self._late():
                     return
-                self._attempt(entry.candidate, steps=4)
-
-    def _long(self) -> bool:
-        return self._best_time(_anyone) > LONG_UPDATE
+                self._attempt(entry.candidate)
 
     def _contenders(self) -> list[_Entry]:
         """Those near the best of their precision; nobody whom nobody else comes near."""

@@ -60,7 +60,9 @@ def main(run_path: str) -> int:
     die_with_parent(memory.parent)
     run = RunDirectory(Path(run_path))
     from paceline.local.board import Arena, Board
+    from paceline.local.memory import keep_freed_memory
 
+    keep_freed_memory()
     board = Board(memory.board, ranks=context.local_size, rank=context.local_rank)
     board.start_heartbeat()
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import math
+import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +28,14 @@ LONG_TURN = 10.0
 SLOW_START = 1.5
 """The first update of a strategy takes up to so many times as long as later ones.
 
-It takes its memory from the system, and the second one some more: times are true from the third on.
+It takes its memory from the system, and the next ones some more.
 """
+SETTLED = 0.1
+"""An update that takes more than this part of the pages of the first one is warm-up still,"""
+FEW_PAGES = 1000
+"""unless they are as few as these,"""
+LONGEST_WARMUP = 6
+"""or there were as many updates of warm-up already."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,19 +119,22 @@ class TrialGround:
         # A rate of zero leaves the weights as they are: trials must not diverge.
         strategy.scale_rate(0.0)
         times: list[float] = []
-        update = warm = 0
+        pages: list[int] = []
+        warm = 0
         while len(times) < steps:
-            start = time.perf_counter()
-            strategy.update(inputs, targets, total, update)
+            before, start = _pages_taken(), time.perf_counter()
+            strategy.update(inputs, targets, total, len(pages))
             seconds = time.perf_counter() - start
-            update += 1
+            pages.append(_pages_taken() - before)
             if warm < warmup:
                 hopeless = self._agreed(self._hopeless(seconds, give_up))
                 warm = warmup if hopeless else warm + 1
-                continue
-            times.append(seconds)
-            if self._enough(times, give_up):
-                break
+            elif warm < LONGEST_WARMUP and self._anywhere(_takes_memory(pages)):
+                warm += 1
+            else:
+                times.append(seconds)
+                if self._enough(times, give_up):
+                    break
         return times
 
     def _enough(self, times: list[float], give_up: float | None) -> bool:
@@ -143,10 +153,14 @@ class TrialGround:
 
     def _agreed(self, decision: bool) -> bool:
         """What the first rank says: times differ between ranks, and all must go on or none."""
+        first = self.board is None or self.board.rank == 0
+        return self._anywhere(decision and first)
+
+    def _anywhere(self, seen: bool) -> bool:
+        """Whether any rank sees it."""
         if self.board is None or self.board.ranks == 1:
-            return decision
-        said = float(decision and self.board.rank == 0)
-        return self.board.sum([said], "trial")[0] > 0
+            return seen
+        return self.board.sum([float(seen)], "trial")[0] > 0
 
     def _memory(self) -> float | None:
         private, shared = resident_mb()
@@ -154,6 +168,16 @@ class TrialGround:
             return private + shared
         sums = self.board.sum([private, shared if self.board.rank == 0 else 0.0], "memory")
         return sums[0] + sums[1]
+
+
+def _pages_taken() -> int:
+    """Pages of memory that this process has taken from the system so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def _takes_memory(pages: list[int]) -> bool:
+    """Whether the last of these updates took memory as a strategy does that is not warm yet."""
+    return pages[-1] > max(FEW_PAGES, SETTLED * pages[0])
 
 
 def _reset_peak() -> None:

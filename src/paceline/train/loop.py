@@ -47,6 +47,7 @@ class Outcome:
 
 def train(task: Task) -> Outcome:
     """Train as the plan says, from the newest checkpoint of the run if there is one."""
+    keep_freed_memory()
     with observed(task) as recorder:
         return _train(task, recorder)
 
@@ -54,7 +55,6 @@ def train(task: Task) -> Outcome:
 def _train(task: Task, recorder: Recorder) -> Outcome:
     start = time.perf_counter()
     use_deterministic(task.config.train.deterministic)
-    keep_freed_memory()
     parts = make_parts(task.config, task.given)
     opened = time.perf_counter() - start
     trainer = Trainer(task, parts, recorder, started=start)
