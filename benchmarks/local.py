@@ -118,7 +118,7 @@ def behind_best(case: Case, choices: dict[str, Candidate], place: Path) -> dict[
     Of thirty candidates some look better by luck: the one that looks best and the choice then
     train in turns, and that decides.
     """
-    race = paceline_json("race", *settings(case), "--thorough", "--seconds=240")
+    race = paceline_json("race", *settings(case), "--thorough", "--seconds=120")
     entries = [decode(Candidate, entry) for entry in race["candidates"]]
     result: dict[str, Any] = {}
     for label, choice in choices.items():

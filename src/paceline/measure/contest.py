@@ -139,7 +139,8 @@ class Contest:
         front.sort(key=lambda node: self._entries[candidate(node, *plain).name].fastest)
         if self._long() and not self._thorough:
             front = front[:FRONT]
-        self._seconds = max(self._seconds, min(UPDATES * best, LONGEST))
+        if not self._thorough:
+            self._seconds = max(self._seconds, min(UPDATES * best, LONGEST))
         for variant in others:
             late = self._late() and not self._thorough
             for node in (front[:1] if late else front) or nodes[:1]:
