@@ -182,6 +182,27 @@ def test_a_mistake_that_ranks_find(training: Callable[..., Training], call_cli: 
     assert not subject.run.exists()
 
 
+def test_a_model_that_does_not_fit_the_data_is_not_said_to_be_uncuttable(
+    training: Callable[..., Training], call_cli: RunCli, tmp_path: Path
+) -> None:
+    (tmp_path / "narrow.py").write_text(
+        "from torch import nn\n\ndef build():\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 10))\n"
+    )
+    subject = training(
+        "run",
+        workload__model=f"{tmp_path}/narrow.py:build",
+        workload__model_options={},
+        local__strategy="pipeline",
+        local__stages=2,
+    )
+    done = call_cli(*subject.begin)
+    assert done.returncode == 2, done.stderr
+    words = ["Sequential does not run on", "mat1 and mat2", "make the model fit the data"]
+    check_sentence(done.stderr, words)
+    assert "cut" not in done.stderr
+
+
 def test_too_high_a_rate_is_said_with_the_update(
     training: Callable[..., Training], call_cli: RunCli
 ) -> None:

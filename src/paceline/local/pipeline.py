@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.errors import DeadlineError, StrategyError, WorkerError
+from paceline.errors import DataError, DeadlineError, StrategyError, WorkerError
 from paceline.local.base import (
     Job,
     StepResult,
@@ -251,13 +251,23 @@ def _filled(job: Job, size: int, dtype: torch.dtype) -> torch.Tensor:
 
 def _sample(job: Job, model: nn.Module, size: int) -> torch.Tensor:
     """Made inputs of the data's shape: numbers, or where the model takes none, indices."""
-    sample = _filled(job, size, torch.float32)
-    try:
-        with untouched(model), autocast(job), torch.no_grad():
-            model(sample)
-    except Exception:  # the model's own code: what it raises at a wrong type is not ours to know
-        return _filled(job, size, torch.int64)
-    return sample
+    faults: list[Exception] = []
+    for dtype in (torch.float32, torch.int64):
+        sample = _filled(job, size, dtype)
+        try:
+            with untouched(model), autocast(job), torch.no_grad():
+                model(sample)
+        except Exception as error:  # the model's own code: anything may come out
+            faults.append(error)
+        else:
+            return sample
+    # One of the two is only about the type that the model does not take.
+    fault = next((error for error in faults if "type" not in str(error)), faults[0])
+    reason = str(fault).strip().split("\n")[0]
+    raise DataError(
+        f"{type(model).__name__} does not run on {size} samples of shape {list(job.sample_shape)},"
+        f" which the data has ({type(fault).__name__}: {reason}): make the model fit the data"
+    ) from fault
 
 
 def _device_memory(device: torch.device) -> float:
