@@ -91,11 +91,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except Exception as error:
         if debug:
             raise
-        click.echo(
-            f"paceline: internal error: {type(error).__name__}: {error}"
-            " (run again with --debug for the traceback)",
-            err=True,
-        )
+        # A note says where it comes from; without one it is a fault of ours.
+        notes = getattr(error, "__notes__", [])
+        fault = f"{'' if notes else 'internal error: '}{type(error).__name__}: {error}"
+        hint = "; ".join([*notes, "run again with --debug for the traceback"])
+        click.echo(f"paceline: {fault} ({hint})", err=True)
         sys.exit(1)
 
 

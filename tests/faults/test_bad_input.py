@@ -182,25 +182,28 @@ def test_a_mistake_that_ranks_find(training: Callable[..., Training], call_cli: 
     assert not subject.run.exists()
 
 
-def test_a_model_that_does_not_fit_the_data_is_not_said_to_be_uncuttable(
+def test_a_model_that_does_not_fit_the_data(
     training: Callable[..., Training], call_cli: RunCli, tmp_path: Path
 ) -> None:
     (tmp_path / "narrow.py").write_text(
         "from torch import nn\n\ndef build():\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 10))\n"
     )
-    subject = training(
-        "run",
-        workload__model=f"{tmp_path}/narrow.py:build",
-        workload__model_options={},
-        local__strategy="pipeline",
-        local__stages=2,
-    )
-    done = call_cli(*subject.begin)
-    assert done.returncode == 2, done.stderr
+    narrow = {"workload__model": f"{tmp_path}/narrow.py:build"}
+    alone = call_cli(*training("alone", **narrow).begin)
+    assert alone.returncode == 1
+    check_sentence(alone.stderr, ["mat1 and mat2", "raised by the model", "[16, 1, 28, 28]"])
+    ranks = {"local__strategy": "processes", "local__processes": 2}
+    several = call_cli(*training("several", **narrow, **ranks).begin)
+    assert several.returncode == 1
+    assert several.stderr.startswith("paceline: rank ")
+    assert "raised by the model or the loss, on inputs of shape [8, 1, 28, 28]" in several.stderr
+    # It is not said to be one that cannot be cut.
+    stages = {"local__strategy": "pipeline", "local__stages": 2}
+    cut = call_cli(*training("cut", **narrow, **stages).begin)
+    assert cut.returncode == 2, cut.stderr
     words = ["Sequential does not run on", "mat1 and mat2", "make the model fit the data"]
-    check_sentence(done.stderr, words)
-    assert "cut" not in done.stderr
+    check_sentence(cut.stderr, words)
 
 
 def test_too_high_a_rate_is_said_with_the_update(

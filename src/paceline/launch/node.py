@@ -66,7 +66,9 @@ def run_node(
     if node.cores:
         pin(node.cores)
     from paceline.local.board import Board, anonymous_memory
+    from paceline.local.memory import keep_freed_memory
 
+    keep_freed_memory()  # before the threads that watch the board
     descriptor = anonymous_memory("board")
     board = Board(descriptor, ranks=1, rank=0, deadline=config.train.deadline)
     os.close(descriptor)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
+from paceline.errors import PacelineError
 from paceline.local.single_pixel import use_single_pixels
 from paceline.local.tiles import check_bf16
 from paceline.schema import NodePlan, RankContext
@@ -227,15 +228,30 @@ def gradients(
     if worker is not None:
         seed_step(job.seed, step, job.first_worker + worker)
     inputs, targets = layout(job, inputs), targets.to(job.device)
-    with autocast(job):
-        outputs = full_precision(model(inputs))
-    loss = job.loss(outputs, targets)
+    with _users_code(inputs, targets):
+        with autocast(job):
+            outputs = full_precision(model(inputs))
+        loss = job.loss(outputs, targets)
     mean_loss_part(loss, count, total).backward()  # type: ignore[no-untyped-call]
     return StepResult(
         loss_sum=float(loss.detach()) * count,
         correct=count_correct(outputs, targets),
         samples=count,
     )
+
+
+@contextlib.contextmanager
+def _users_code(inputs: torch.Tensor, targets: torch.Tensor) -> Iterator[None]:
+    """Say of an error that it came out of the model or the loss, and on what."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, PacelineError):
+            error.add_note(
+                f"raised by the model or the loss, on inputs of shape {list(inputs.shape)} and"
+                f" targets of shape {list(targets.shape)}"
+            )
+        raise
 
 
 def scale_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:

@@ -30,11 +30,19 @@ from paceline.text import rate
 
 FAR_BEHIND = 1.6
 """A candidate this many times slower than the best is not tried further."""
+FRONT_NEAR = 1.4
+"""Only structures at most this many times slower than the best are tried with other numerics."""
 NEAR = 1.12
 """Finals take those at most this many times slower than the best of their precision,"""
+NEAR_FIRST = 1.45
+"""but first those that one turn, on a machine whose speed wanders, put no further behind,"""
 NEAR_LONG = 1.08
 """and of long updates, which vary less, only those at most this many times slower."""
-FINALISTS = 4
+FINALISTS, FINALISTS_FIRST = 4, 6
+"""Of each precision, at most."""
+FINALS = 300
+"""Finals may last as many updates of the fastest plain candidate, however late it is, but not
+longer than the time that the race was given."""
 LONG_UPDATE = 0.5
 """Seconds: where updates take longer, time goes to the front runners."""
 HOPELESS = 1.25
@@ -122,6 +130,7 @@ class Contest:
     ) -> list[Candidate]:
         """All candidates with their times, in the order in which they were thought of."""
         plain, others = numerics[0], numerics[1:]
+        given = self._seconds
         for node in nodes:
             self._attempt_unless_hopeless(candidate(node, *plain))
         if not self._thorough:
@@ -133,7 +142,7 @@ class Contest:
             if node.strategy != "sequential"
             and (
                 self._thorough
-                or self._entries[candidate(node, *plain).name].fastest <= FAR_BEHIND * best
+                or self._entries[candidate(node, *plain).name].fastest <= FRONT_NEAR * best
             )
         ]
         front.sort(key=lambda node: self._entries[candidate(node, *plain).name].fastest)
@@ -145,9 +154,11 @@ class Contest:
             late = self._late() and not self._thorough
             for node in (front[:1] if late else front) or nodes[:1]:
                 self._attempt(candidate(node, *variant))
-        if self._thorough:
-            self._start = self._clock()
-        self._finals()
+        end = self._clock() + given
+        if not self._thorough:
+            least = self._clock() + min(FINALS * best, given)
+            end = max(self._start + self._seconds, least)
+        self._finals(end)
         return self._results()
 
     def _attempt_unless_hopeless(self, entry: Candidate) -> None:
@@ -206,20 +217,22 @@ class Contest:
         """Whether updates are long, as far as is known."""
         return LONG_UPDATE < self._best_time(_anyone) < float("inf")
 
-    def _finals(self) -> None:
+    def _finals(self, end: float) -> None:
         for rounds in range(6):
-            contenders = self._contenders()
+            contenders = self._contenders(first=rounds == 0)
             enough = 1 if self._long() else 2
             if not contenders or (rounds >= enough and self._clear(contenders)):
                 return
             for entry in contenders:
-                if self._late():
+                if self._clock() > end:
                     return
                 self._attempt(entry.candidate)
 
-    def _contenders(self) -> list[_Entry]:
+    def _contenders(self, *, first: bool) -> list[_Entry]:
         """Those near the best of their precision; nobody whom nobody else comes near."""
-        near = NEAR_LONG if self._long() else NEAR
+        near, most = (NEAR_FIRST, FINALISTS_FIRST) if first else (NEAR, FINALISTS)
+        if self._long():
+            near, most = NEAR_LONG, FINALISTS
         result: list[_Entry] = []
         for precision in ("fp32", "bf16"):
             group = [
@@ -229,7 +242,7 @@ class Contest:
             ]
             group.sort(key=lambda e: e.fastest)
             if group:
-                result += [e for e in group if e.fastest <= near * group[0].fastest][:FINALISTS]
+                result += [e for e in group if e.fastest <= near * group[0].fastest][:most]
         return [
             e
             for e in result
