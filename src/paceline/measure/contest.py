@@ -1,13 +1,14 @@
 """The rules of a race: who runs, for how long, and who drops out.
 
 Pure but for the trial it is given, so that the rules are tested with times made
-up. Three rounds (when `thorough`, nobody stops early and the finals have time of their own):
+up. Three rounds (when `thorough`, nobody stops early, and only the finals count as its time):
 
 1. every structure with plain numerics; one that is far behind stops early;
 2. the structures near the front with every other precision and layout (only the best one when
    the time is up already);
 3. finals: the front runners of each precision again and again, interleaved so
-   that noise hits all alike, until their order is clear or the time is up.
+   that noise hits all alike, until their order is clear or the time is up. The first of these
+   rounds takes in all whom one turn may have put behind by chance.
 
 Where updates are long there are few of them in a race: options of a structure that cannot catch up
 are left out, who was timed only once has a second turn before the front is known, the front and
