@@ -153,6 +153,23 @@ def test_the_time_is_kept() -> None:
     assert len(trial.calls) == len(set(trial.calls)) + 1
 
 
+def test_of_near_equals_in_other_numerics_the_simpler_one_is_chosen() -> None:
+    """Processes are tried with channels_last before threads, being faster without it."""
+    times = {
+        "threads 4": 0.102,
+        "processes 4x1": 0.1,
+        "threads 4, channels_last": 0.0902,
+        "processes 4x1, channels_last": 0.09,
+    }
+    trial = FakeTrial(lambda entry: times.get(entry.name, 0.2))
+    results = race(trial, NODES, EVERY[:2])
+    tried = [name for name in trial.calls if name.endswith("channels_last")]
+    assert tried[0] == "processes 4x1, channels_last"
+    chosen = pick(results, ())
+    assert chosen is not None
+    assert chosen.name == "threads 4, channels_last"
+
+
 def test_finals_have_time_of_their_own() -> None:
     """One turn each takes longer than the race may: the order must not be left to it."""
     trial = FakeTrial(lambda entry: 0.1 if entry.name == "replicas 4x1" else 0.105, noise=0.1)

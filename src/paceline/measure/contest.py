@@ -129,7 +129,7 @@ class Contest:
     def run(
         self, nodes: Sequence[NodePlan], numerics: Sequence[tuple[str, str]]
     ) -> list[Candidate]:
-        """All candidates with their times, in the order in which they were thought of."""
+        """All candidates with their times, the simplest first: as given, plain numerics before."""
         plain, others = numerics[0], numerics[1:]
         given = self._seconds
         for node in nodes:
@@ -160,7 +160,8 @@ class Contest:
             least = self._clock() + min(FINALS * best, given)
             end = max(self._start + self._seconds, least)
         self._finals(end)
-        return self._results()
+        order = [candidate(node, *variant).name for variant in numerics for node in nodes]
+        return sorted(self._results(), key=lambda entry: order.index(entry.name))
 
     def _attempt_unless_hopeless(self, entry: Candidate) -> None:
         """Try a structure, unless it is another option of one that is far behind already."""
