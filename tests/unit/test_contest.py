@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 
@@ -238,14 +239,26 @@ def test_bf16_is_chosen_only_where_it_is_allowed(allowed: tuple[str, ...], expec
     assert chosen.name == expected
 
 
-def test_of_near_equals_the_simpler_one_is_chosen() -> None:
-    entries = [entry("sequential", 50), entry("threads", 99.5), entry("processes", 100)]
+def test_of_near_equals_the_simpler_structure_is_chosen_and_of_one_the_fastest() -> None:
+    threads = NodePlan(strategy="threads", threads=2)
+    processes = NodePlan(strategy="processes", processes=2)
+
+    def measured(node: NodePlan, variant: tuple[str, str], speed: float) -> Candidate:
+        return dataclasses.replace(candidate(node, *variant), images_per_second=speed)
+
+    entries = [
+        measured(NodePlan(), EVERY[0], 50),
+        measured(threads, EVERY[0], 98.5),
+        measured(processes, EVERY[0], 100),
+        measured(threads, EVERY[1], 99),
+    ]
     chosen = pick(entries, ())
     assert chosen is not None
-    assert chosen.name == "threads"
-    clear = pick([*entries, entry("pipeline", 100.8)], ())
+    assert chosen.name == "threads 2, channels_last"
+    clear = pick([*entries, measured(processes, EVERY[1], 101.5)], ())
     assert clear is not None
-    assert clear.name == "processes"
+    assert clear.node == processes
+    assert clear.memory_format == "channels_last"
 
 
 def test_every_candidate_gets_a_reason_and_the_plan_carries_it() -> None:

@@ -67,8 +67,11 @@ TURN_SECONDS = 0.6
 """A turn of short updates lasts about this long: a moment's disturbance must not decide it."""
 LONGEST_TURN = 20
 """Updates of a turn."""
-SAME = 0.01
-"""Differences below this are no differences: the simpler candidate is chosen."""
+SAME = 0.02
+"""Differences below this are no differences: the simpler structure is chosen.
+
+Training costs more than a trial where there are more processes: each reads, records and reports.
+"""
 
 
 class Trial(Protocol):
@@ -289,9 +292,9 @@ class Contest:
 
 
 def pick(candidates: Sequence[Candidate], allowed: Sequence[str]) -> Candidate | None:
-    """The fastest candidate whose numerics are allowed; of near equals, the simplest.
+    """The fastest candidate whose numerics are allowed; of near equals, the simplest structure.
 
-    Candidates come simplest first, so "simplest" is "earliest".
+    Candidates come simplest first, so "simplest" is "earliest"; of one structure, the fastest.
     """
     usable = [
         c
@@ -301,4 +304,6 @@ def pick(candidates: Sequence[Candidate], allowed: Sequence[str]) -> Candidate |
     if not usable:
         return None
     best = max(c.images_per_second or 0.0 for c in usable)
-    return next(c for c in usable if (c.images_per_second or 0.0) >= (1 - SAME) * best)
+    near = [c for c in usable if (c.images_per_second or 0.0) >= (1 - SAME) * best]
+    structures = [c.node for c in candidates]
+    return min(near, key=lambda c: (structures.index(c.node), -(c.images_per_second or 0.0)))
