@@ -30,7 +30,7 @@ from paceline.schema import Candidate, decode, encode
 from paceline.text import rate
 
 CLOSE, RIVALS = 0.97, 2
-"""So many candidates, of those that looked better than the choice or came close, train against it."""
+"""So many candidates, of those that look better than the choice or come close, train with it."""
 BARS = {  # exact and bf16, against stock DDP
     "mnist_cnn": (1.05, 1.5),
     "resnet18": (1.3, 1.7),
@@ -273,8 +273,8 @@ def standing(against: dict[str, Any]) -> str:
     shown = []
     for name, other in rivals:
         behind = against["behind"][name]
-        place = f"the choice is {behind:.1%} behind" if behind > 0 else f"the choice is {-behind:.1%} ahead of"
-        shown.append(f"{name} looked {other / speed:.3f} times as fast; in training, {place} it")
+        place = f"{behind:.1%} behind" if behind > 0 else f"{-behind:.1%} ahead of"
+        shown.append(f"in training {place} {name}, which looked {other / speed:.3f} times as fast")
     return "; ".join(shown) + " (bar: 3% behind)"
 
 
