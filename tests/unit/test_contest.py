@@ -174,7 +174,7 @@ def test_of_near_equals_in_other_numerics_the_simpler_one_is_chosen() -> None:
 def test_finals_have_time_of_their_own() -> None:
     """One turn each takes longer than the race may: the order must not be left to it."""
     trial = FakeTrial(lambda entry: 0.1 if entry.name == "replicas 4x1" else 0.105, noise=0.1)
-    race(trial, NODES, seconds=20.0)
+    race(trial, NODES, seconds=10.0)
     assert trial.calls.count("replicas 4x1") >= 3
 
 
