@@ -12,9 +12,11 @@ ResNet-18 has torchvision's stem (7x7, stride 2).
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,6 +29,7 @@ from typing import Any
 from benchmarks.interleave import interleave
 from paceline.measure.contest import pick
 from paceline.schema import Candidate, decode, encode
+from paceline.schema.events import FILE_NAME
 from paceline.text import rate
 
 CLOSE, RIVALS = 0.97, 2
@@ -49,8 +52,10 @@ class Case:
     channels: int
     classes: int
     updates: int
-    """Timed in each round: enough that those which still take memory do not make the median."""
+    """Timed in each round."""
     data: str
+    warmup: int = 5
+    """Before those: the first updates of a training take memory from the system."""
     duels: int = 7
     """How often a choice and the candidates that looked best train in turns."""
 
@@ -59,7 +64,7 @@ CASES = (
     Case("mnist_cnn", 128, 28, 1, 10, 20, "mnist"),
     Case("resnet18", 128, 28, 1, 10, 20, "mnist"),
     Case("alexnet", 32, 224, 3, 3, 12, "fire"),
-    Case("vgg16", 8, 224, 3, 3, 6, "fire", duels=5),
+    Case("vgg16", 8, 224, 3, 3, 6, "fire", warmup=3, duels=5),
 )
 
 
@@ -166,7 +171,7 @@ def settings(case: Case) -> list[str]:
         "workload.data": case.data if real else "synthetic",
         "optimizer.name": "adam" if case.model == "mnist_cnn" else "sgd",
         "optimizer.learning_rate": 1e-6,
-        "data.limit": case.batch * (case.updates + 2),
+        "data.limit": case.batch * (case.warmup + case.updates + 1),
     }
     if case.model != "mnist_cnn":
         values["optimizer.momentum"] = 0.9
@@ -178,7 +183,7 @@ def settings(case: Case) -> list[str]:
 
 
 def trained(case: Case, plan: Path) -> float:
-    """Seconds per update of a real training with this plan, reading included."""
+    """Seconds per update of a real training with this plan, from one update to the next."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         paceline_json(
@@ -186,16 +191,20 @@ def trained(case: Case, plan: Path) -> float:
             *settings(case),
             f"--plan={plan}",
             f"--run={run}",
-            f"--set=train.steps={case.updates + 2}",
+            f"--set=train.steps={case.warmup + case.updates + 1}",
         )
-        lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
-    return float(lines[-1]["update_seconds_median"])
+        events = [
+            json.loads(line) for line in (run / "rank-0" / FILE_NAME).read_text().splitlines()
+        ]
+    starts = [event["start"] for event in events if event.get("name") == "compute"][case.warmup :]
+    return statistics.median(after - before for before, after in itertools.pairwise(starts))
 
 
 def stock(case: Case, *, threads: int = 0, ranks: int = 1, precision: str = "fp32") -> float:
     """Seconds per update of stock PyTorch."""
-    numbers = (case.batch, case.size, case.channels, case.classes, case.updates, threads)
-    arguments = ["-m", "benchmarks.stock", case.model, precision, *map(str, numbers)]
+    numbers = (case.batch, case.size, case.channels, case.classes)
+    lengths = (case.warmup, case.updates, threads)
+    arguments = ["-m", "benchmarks.stock", case.model, precision, *map(str, numbers + lengths)]
     if ranks > 1:
         launcher = shutil.which("torchrun", path=str(Path(sys.executable).parent)) or "torchrun"
         command = [launcher, "--standalone", "--nproc-per-node", str(ranks), *arguments]

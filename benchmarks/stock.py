@@ -1,6 +1,6 @@
 """Stock PyTorch, as its tutorials write it: one process, or DDP over Gloo under torchrun.
 
-    python -m benchmarks.stock MODEL PRECISION BATCH SIZE CHANNELS CLASSES UPDATES THREADS
+    python -m benchmarks.stock MODEL PRECISION BATCH SIZE CHANNELS CLASSES WARMUP UPDATES THREADS
     torchrun --nproc-per-node 2 -m benchmarks.stock ...        (THREADS 0: torchrun's own choice)
 
 Prints the median seconds per update of the last UPDATES updates. One fixed batch
@@ -26,7 +26,7 @@ from paceline.local.tiles import describe_tiles
 
 def main() -> None:
     name, precision, *numbers = sys.argv[1:]
-    batch, size, channels, classes, updates, threads = (int(n) for n in numbers)
+    batch, size, channels, classes, warmup, updates, threads = (int(n) for n in numbers)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if precision == "bf16":
         describe_tiles()
@@ -47,7 +47,6 @@ def main() -> None:
     inputs = torch.randn(batch // ranks, channels, size, size)
     targets = torch.randint(classes, (batch // ranks,))
     times = []
-    warmup = 1 if updates <= 3 else 2
     for _ in range(warmup + updates):
         start = time.perf_counter()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):

@@ -12,6 +12,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import own_models
 import torch
@@ -23,6 +24,7 @@ from paceline.config.environment import rank_context, shared_memory
 from paceline.data.sampler import apportion
 from paceline.launch.local import run_ranks
 from paceline.launch.rank import die_with_parent, record_failure
+from paceline.local import processes
 from paceline.local.base import Job
 from paceline.local.board import Arena, Board
 from paceline.local.tiles import describe_tiles
@@ -44,6 +46,8 @@ class Case:
     precision: str = "fp32"
     memory_format: str = "contiguous"
     sizes: tuple[int, ...] = SIZES
+    rounded: bool = True
+    """False: autocast rounds the weights on each rank, as it does by itself."""
 
     def job(self, **places: Any) -> Job:
         return Job(
@@ -146,7 +150,9 @@ def _run(folder: Path, context: RankContext) -> None:
         for number, values in enumerate(json.loads((folder / "cases.json").read_text())):
             case = Case(**{**values, "sizes": tuple(values["sizes"])})
             places = {"context": context, "board": board, "arena": Arena(memory.arena, board)}
-            weights, state = train(case, case.job(**places))
+            allowed = processes.can_round if case.rounded else lambda job: False
+            with mock.patch.object(processes, "can_round", allowed):
+                weights, state = train(case, case.job(**places))
             if context.is_first:
                 save_file(flat(weights, state), folder / f"case-{number}.safetensors")
             board.barrier("next case")

@@ -85,6 +85,31 @@ def with_dropout() -> nn.Module:
     )
 
 
+class UsedTwice(nn.Module):
+    """A weight beside its layer, one that two layers share, a frozen layer, one left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Conv2d(1, 4, 3, stride=4).requires_grad_(False)
+        self.norm = nn.BatchNorm2d(4)
+        self.first = nn.Linear(4 * 49, 32)
+        self.second = nn.Linear(32, 32)
+        self.third = nn.Linear(32, 32)
+        self.third.weight = self.second.weight
+        self.left_out = nn.Linear(3, 5)
+        self.head = nn.Linear(32, 10, bias=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(self.norm(self.frozen(images)).flatten(1)))
+        hidden = self.third(torch.relu(self.second(hidden)))
+        return self.head(hidden) + 0.5 * nn.functional.linear(hidden, self.head.weight)
+
+
+def used_twice() -> nn.Module:
+    """See `UsedTwice`."""
+    return UsedTwice()
+
+
 def build(channels: int = 1, classes: int = 10) -> nn.Module:
     """What a user's configuration names."""
     return Skips(channels, classes)

@@ -14,7 +14,7 @@ import torch
 from cases import Case, flat, reference, run_cases, train
 
 # isort: split
-from matrix import ALONE, FOUR_RANKS, TWO_RANKS, bit_equal, node, table, tolerance
+from matrix import ALONE, FOUR_RANKS, TINY_LAST, TWO_RANKS, bit_equal, node, table, tolerance
 from runs import assert_same
 
 DOCS = Path(__file__).parents[2] / "docs" / "parity.md"
@@ -44,6 +44,37 @@ def compare(cases: list[Case], folder: Path) -> None:
             assert_same(found, reference(case), atol=tolerance(case))
         except AssertionError as error:
             raise AssertionError(f"{case}: {error}") from None
+
+
+@pytest.mark.world_size(2)
+def test_weights_rounded_once_per_node_by_two_ranks(tmp_path: Path) -> None:
+    compare_rounded(2, tmp_path)
+
+
+@pytest.mark.world_size(4)
+def test_weights_rounded_once_per_node_by_four_ranks(tmp_path: Path) -> None:
+    compare_rounded(4, tmp_path)
+
+
+def compare_rounded(ranks: int, folder: Path) -> None:
+    """bf16 with the rounded weights in shared memory, against autocast on each rank."""
+    base = Case(node=node("processes", processes=ranks), precision="bf16")
+    cases = [
+        dataclasses.replace(base, optimizer="adam", clip_norm=0.05),
+        dataclasses.replace(base, memory_format="channels_last", sizes=TINY_LAST),
+        dataclasses.replace(base, model="resnet18", memory_format="channels_last", sizes=(8, 8)),
+        dataclasses.replace(base, model="normalised", sizes=(16, 16, 12)),
+        dataclasses.replace(base, model="used_twice"),
+    ]
+    plain = [dataclasses.replace(case, rounded=False) for case in cases]
+    found = run_cases(folder, [*cases, *plain])
+    halves = found[: len(cases)], found[len(cases) :]
+    for case, ours, theirs in zip(cases, *halves, strict=True):
+        if case.model == "used_twice":  # its parts meet in fp32, autocast adds them in bf16
+            assert_same(ours, theirs, rtol=1e-2, atol=1e-3)
+        else:
+            assert ours.keys() == theirs.keys()
+            assert all(torch.equal(ours[name], theirs[name]) for name in theirs), case
 
 
 def test_the_table_in_the_docs_is_the_matrix() -> None:

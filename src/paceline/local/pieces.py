@@ -16,9 +16,12 @@ from typing import Any
 import torch
 
 from paceline.local.base import Job, OptimizerState, scale_rate
+from paceline.local.rounded import RoundedWeights
 from paceline.local.shared import LINE, SharedModel, memory_view
 
 _UNIT = LINE // 4
+_CHUNK = 196608
+"""Elements that are turned into fp32 and added before the next: they stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,16 @@ class PieceUpdate:
     """One rank's part of the update of parameters that a group of ranks trains together."""
 
     def __init__(
-        self, shared: SharedModel, job: Job, *, names: Sequence[str], group: Sequence[int]
+        self,
+        shared: SharedModel,
+        job: Job,
+        *,
+        names: Sequence[str],
+        group: Sequence[int],
+        rounded: RoundedWeights | None = None,
     ) -> None:
         """`names`: the parameters; `group`: the local ranks that all compute their gradients."""
+        self.rounded = rounded
         self.shared, self.job, self.board = shared, job, shared.board
         self.names, self.group = list(names), list(group)
         sizes = [(name, shared.parameters[name].numel()) for name in names]
@@ -86,32 +96,63 @@ class PieceUpdate:
 
     def publish(self, name: str) -> None:
         """Copy to shared memory what other ranks own of a parameter's gradient."""
-        parameter = self.shared.parameters[name]
-        region = self.shared.gradients(self.board.rank)
         self._published.add(name)
-        if parameter.grad is None:
-            for piece in self._foreign[name]:
-                self._slice(region, piece).zero_()
-            return
-        gradient = memory_view(parameter.grad, parameter)
+        gradient = self._gradient(name)
+        kind = torch.float32 if gradient is None else gradient.dtype
+        self.shared.mark(self.board.rank, name, published_as=kind)
         for piece in self._foreign[name]:
-            self._slice(region, piece).copy_(gradient[piece.start : piece.end])
+            place = self._place(self.board.rank, piece)
+            if gradient is None:
+                place.zero_()
+            else:
+                place.copy_(gradient[piece.start : piece.end])
+
+    def _place(self, rank: int, piece: Piece) -> torch.Tensor:
+        """Where a rank publishes a piece; if in bf16, then in the first half of its room."""
+        place = self._slice(self.shared.gradients(rank), piece)
+        if self.shared.mark(rank, piece.name):
+            return place.view(torch.bfloat16)[: piece.end - piece.start]
+        return place
+
+    def _gradient(self, name: str) -> torch.Tensor | None:
+        """This rank's gradient of a parameter in its memory order, in bf16 if it came as that."""
+        parameter = self.shared.parameters[name]
+        twin = self.rounded.twins.get(name) if self.rounded else None
+        found = parameter.grad
+        if twin is not None and twin.grad is not None:
+            found = twin.grad if found is None else found + twin.grad
+        return None if found is None else memory_view(found, parameter)
 
     def publish_while_computing(self) -> None:
         """From now on, publish each gradient as soon as the backward pass has it."""
+        twins = self.rounded.twins if self.rounded else {}
         for name in self.names:
             if self._foreign[name]:
-                parameter: Any = self.shared.parameters[name]
-                hook = parameter.register_post_accumulate_grad_hook(
-                    lambda _, name=name: self.publish(name)
-                )
-                self._hooks.append(hook)
+                leaves: list[Any] = [self.shared.parameters[name]]
+                leaves += [twins[name]] if name in twins else []
+                for leaf in leaves:
+                    hook = leaf.register_post_accumulate_grad_hook(
+                        lambda _, name=name: self.publish(name)
+                    )
+                    self._hooks.append(hook)
+
+    @torch.no_grad()
+    def round_weights(self) -> None:
+        """Bring the rounded weights up to date, each rank its own pieces; every rank calls it."""
+        if self.rounded is None:
+            return
+        for weight, piece in zip(self._weights, self._own, strict=True):
+            if piece.name in self.rounded.twins:
+                self._slice(self.shared.rounded, piece).copy_(weight)
+        self.board.barrier("rounded weights")
 
     def close(self) -> None:
         """Let go of the weights: Python does not see a circle that leads through a hook."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        if self.rounded is not None:
+            self.rounded.close()
 
     @torch.no_grad()
     def step(self) -> None:
@@ -132,6 +173,8 @@ class PieceUpdate:
                 self.optimizer.step()
         for name in self.names:
             self.shared.parameters[name].grad = None
+        for twin in self.rounded.twins.values() if self.rounded else ():
+            twin.grad = None
         self.board.barrier("weights")
         if self.job.nodes > 1:
             if self.job.exchange is not None:
@@ -159,13 +202,18 @@ class PieceUpdate:
             weight.grad = self._slice(region, piece)
 
     def _summed(self, piece: Piece) -> torch.Tensor:
-        parameter = self.shared.parameters[piece.name]
-        if parameter.grad is None:
-            total = torch.zeros(piece.end - piece.start)
-        else:
-            total = memory_view(parameter.grad, parameter)[piece.start : piece.end]
-        for rank in self._others:
-            total += self._slice(self.shared.gradients(rank), piece)
+        """A piece of the gradient, in fp32, over all ranks of the group."""
+        gradient, size = self._gradient(piece.name), piece.end - piece.start
+        own = torch.zeros(size) if gradient is None else gradient[piece.start : piece.end]
+        total = own if own.dtype is torch.float32 else torch.empty(size)
+        parts = (total, own, *(self._place(rank, piece) for rank in self._others))
+        for chunk, mine, *others in zip(
+            *(torch.split(part, _CHUNK) for part in parts), strict=True
+        ):
+            if total is not own:
+                chunk.copy_(mine)
+            for other in others:
+                chunk += other
         return total
 
     def _clip(self) -> None:

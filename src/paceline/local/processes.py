@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from paceline.errors import StrategyError
@@ -9,6 +11,7 @@ from paceline.local.base import Job, StepResult, gradients, prepare_model
 from paceline.local.common import PiecewiseOptimizer
 from paceline.local.cores import set_threads
 from paceline.local.pieces import PieceUpdate
+from paceline.local.rounded import RoundedWeights, can_round
 from paceline.local.shared import SharedModel
 from paceline.local.whole import WorkerPerRank
 
@@ -32,16 +35,23 @@ class Processes(WorkerPerRank, PiecewiseOptimizer):
                 " set local.sync = 'ddp', or use local.strategy = 'threads'"
             )
         set_threads(job.node.threads)
-        self._shared = SharedModel(prepare_model(job), job)
+        self._shared = SharedModel(prepare_model(job), job, rounded=can_round(job))
         trained = [n for n, p in self._shared.parameters.items() if p.requires_grad]
+        self._rounded = RoundedWeights(self._shared, trained) if can_round(job) else None
         self._pieces = PieceUpdate(
-            self._shared, job, names=trained, group=range(self._shared.board.ranks)
+            self._shared,
+            job,
+            names=trained,
+            group=range(self._shared.board.ranks),
+            rounded=self._rounded,
         )
         self._pieces.publish_while_computing()
 
     def update(
         self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
     ) -> StepResult:
-        result = gradients(self.job, self.model, inputs, targets, total, step, self.worker)
+        self._pieces.round_weights()
+        with contextlib.nullcontext() if self._rounded is None else self._rounded.in_use():
+            result = gradients(self.job, self.model, inputs, targets, total, step, self.worker)
         self._pieces.step()
         return result

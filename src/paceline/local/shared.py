@@ -2,11 +2,13 @@
 
 Layout of the arena (every part starts on a cache line):
 
-    weights | gradients of rank 0 | ... | gradients of rank R-1 | buffers | notes
+    weights | gradients of rank 0 | ... | gradients of rank R-1 | rounded weights, marks |
+    buffers | notes
 
 Every rank has the whole module, and its parameters are views of `weights`, so
 that an update by one rank is seen by all, evaluation and checkpoints need no
-gathering, and no byte crosses a socket.
+gathering, and no byte crosses a socket. There are rounded weights only where they
+are asked for (see `rounded`).
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def memory_view(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 class SharedModel:
     """The whole model on one rank, its weights shared with the other ranks of the node."""
 
-    def __init__(self, model: nn.Module, job: Job) -> None:
+    def __init__(self, model: nn.Module, job: Job, *, rounded: bool = False) -> None:
         assert job.board is not None
         assert job.arena is not None
         self.model = model
@@ -64,12 +66,18 @@ class SharedModel:
         buffer_bytes = sum(_padded(b.nbytes, LINE) for b in model.buffers())
         floats = elements * (1 + self.board.ranks)
         notes = _NOTE_BYTES * self.board.ranks
-        memory = job.arena.allocate(floats * 4 + buffer_bytes + notes)
+        halves = elements if rounded else 0
+        marks = _padded(self.board.ranks * len(self.parameters), LINE) if rounded else 0
+        memory = job.arena.allocate(floats * 4 + halves * 2 + marks + buffer_bytes + notes)
         every = torch.frombuffer(memory, dtype=torch.float32, count=floats)
         self.weights = every[:elements]
         self._gradients = every[elements:].view(self.board.ranks, elements)
-        self._bytes = torch.frombuffer(memory, dtype=torch.uint8, offset=floats * 4)
+        after = torch.frombuffer(memory, dtype=torch.uint8, offset=floats * 4)
+        self.rounded = after[: halves * 2].view(torch.bfloat16)
+        self._marks = after[halves * 2 : halves * 2 + marks].numpy()
+        self._bytes = after[halves * 2 + marks :]
         self._notes_at = buffer_bytes
+        self._indices = {name: index for index, name in enumerate(self.parameters)}
         self._adopt()
 
     def _adopt(self) -> None:
@@ -78,7 +86,7 @@ class SharedModel:
             place = self.place(self.weights, name)
             if self.board.rank == 0:
                 place.copy_(memory_view(parameter.detach(), parameter))
-            parameter.data = _shaped(place, parameter)
+            parameter.data = shaped(place, parameter)
         self.board.barrier("weights")
 
     def place(self, flat: torch.Tensor, name: str) -> torch.Tensor:
@@ -89,6 +97,15 @@ class SharedModel:
     def gradients(self, rank: int) -> torch.Tensor:
         """The region in which a rank publishes gradients, laid out like the weights."""
         return self._gradients[rank]
+
+    def mark(self, rank: int, name: str, published_as: torch.dtype | None = None) -> bool:
+        """Whether a rank has published a gradient in bf16; says so of its own first, if given."""
+        if not len(self._marks):
+            return False
+        index = rank * len(self.parameters) + self._indices[name]
+        if published_as is not None:
+            self._marks[index] = published_as is torch.bfloat16
+        return bool(self._marks[index])
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
         """Take over saved weights (the first rank writes) and buffers (each rank its own)."""
@@ -144,7 +161,7 @@ def _padded(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def _shaped(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def shaped(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A view of `flat` with the shape and memory order of `like`."""
     if like.is_contiguous():
         return flat.view(like.shape)

@@ -9,6 +9,8 @@ gradient of zero, as ever.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -29,13 +31,33 @@ class SinglePixelConv2d(nn.Conv2d):
         if rows is None or columns is None:
             return super().forward(inputs)
         picture = inputs[:, :, rows[1], columns[1]].flatten(1)
-        weight = self.weight[:, :, rows[0], columns[0]].flatten(1)
+        weight = MetWeights.apply(self.weight, rows[0], columns[0])  # type: ignore[no-untyped-call]
         return F.linear(picture, weight, self.bias)[:, :, None, None]
 
     @property
     def _sides(self) -> tuple[tuple[int, ...], ...]:
         assert not isinstance(self.padding, str)
         return self.kernel_size, self.stride, self.padding
+
+
+class MetWeights(torch.autograd.Function):
+    """The weights that meet the picture, a row for each output channel.
+
+    Slicing would do the same, but its gradient is filled with zeros once for each side, and copied
+    once more where the weights are in channels_last: here it is laid out like them at once.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, rows: slice, columns: slice) -> torch.Tensor:
+        ctx.place, ctx.layout = (rows, columns), (weight.shape, weight.stride())
+        return weight[:, :, rows, columns].flatten(1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        whole = gradient.new_empty_strided(*ctx.layout).zero_()
+        part = whole[:, :, *ctx.place]
+        part.copy_(gradient.reshape(part.shape))
+        return whole, None, None
 
 
 def met(size: int, kernel: int, stride: int, padding: int) -> tuple[slice, slice] | None:

@@ -68,10 +68,7 @@ TURN_SECONDS = 0.6
 LONGEST_TURN = 20
 """Updates of a turn."""
 SAME = 0.02
-"""Differences below this are no differences: the simpler structure is chosen.
-
-Trials have shown `processes` a few percent faster than training does: a tie is not theirs.
-"""
+"""Differences below this are no differences: the simpler structure is chosen."""
 
 
 class Trial(Protocol):
