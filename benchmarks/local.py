@@ -147,7 +147,9 @@ def behind_best(case: Case, choices: dict[str, Candidate], place: Path) -> dict[
             found = interleave(
                 {name: partial(trained, case, plan) for name, plan in plans.items()}, case.duels
             )
-        trained_as = {name: measured.median for name, measured in found.items()}
+        # Where speed changes for many seconds at a time, more for some than for others, what
+        # counts is the mean: a training lasts as long as the sum of its updates.
+        trained_as = {name: statistics.fmean(m.rounds) for name, m in found.items()}
         result[label] = {
             "seen": {name: seen[name] for name in plans},
             "seconds": {name: measured.rounds for name, measured in found.items()},

@@ -192,6 +192,22 @@ def test_who_was_disturbed_in_its_first_turn_has_another() -> None:
     assert chosen.name == "threads 4"
 
 
+def test_speed_is_what_finals_gave_on_average() -> None:
+    """One is fast most of the time and slow for the rest, another is steady, and better by that."""
+
+    def seconds(entry: Candidate) -> float:
+        if entry.name == "threads 4":
+            return 0.14 if trial.calls.count("threads 4") % 3 == 0 else 0.1
+        return 0.105 if entry.name == "replicas 4x1" else 0.2
+
+    trial = FakeTrial(seconds, noise=0.05)
+    results = race(trial, NODES[:6])
+    chosen = pick(results, ())
+    assert chosen is not None
+    assert chosen.name == "replicas 4x1"
+    assert trial.calls.count("threads 4") >= 4
+
+
 def test_a_candidate_that_cannot_run_is_kept_with_its_reason() -> None:
     trial = FakeTrial(lambda entry: 0.1 if entry.name == "threads 4" else 0.2)
     trial.broken["threads 4"] = 0

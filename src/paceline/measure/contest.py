@@ -71,6 +71,10 @@ SAME = 0.02
 """Differences below this are no differences: the simpler structure is chosen."""
 
 
+ALIKE = 3
+"""Who had so many turns in the finals is judged by their mean, whatever earlier ones were like."""
+
+
 class Trial(Protocol):
     """Runs one candidate: seconds of each timed step, and peak memory in MB."""
 
@@ -83,6 +87,10 @@ class Trial(Protocol):
 class _Entry:
     candidate: Candidate
     times: list[float] = field(default_factory=list)
+    turns: list[float] = field(default_factory=list)
+    """The median of each turn, the finals' last."""
+    finals: int = 0
+    """So many of these turns were in the finals, where all have theirs one after the other."""
     memory_mb: float | None = None
     failed: str = ""
     stopped: str = ""
@@ -91,6 +99,17 @@ class _Entry:
     def median(self) -> float:
         """Of an even number the lower one: of two, one was disturbed if they differ."""
         return statistics.median_low(self.times) if self.times else float("inf")
+
+    @property
+    def typical(self) -> float:
+        """Seconds of an update: the median, or after enough finals the mean of their turns.
+
+        A machine whose speed changes for many seconds, and for some candidates more than for
+        others, has no one speed that a median would find: training lasts as long as the mean.
+        """
+        if self.finals >= ALIKE:
+            return statistics.fmean(self.turns[-self.finals :])
+        return self.median
 
     @property
     def fastest(self) -> float:
@@ -184,7 +203,7 @@ class Contest:
             if len(entry.times) == 1 and not baseline and entry.fastest <= AGAIN * best:
                 self._attempt(entry.candidate)
 
-    def _attempt(self, entry: Candidate) -> None:
+    def _attempt(self, entry: Candidate, *, final: bool = False) -> None:
         as_many = min(LONGEST_TURN, round(TURN_SECONDS / self._best_time(_anyone)))
         steps = TURN_LONG if self._long() else max(TURN, as_many)
         record = self._entries.setdefault(entry.name, _Entry(entry))
@@ -201,10 +220,12 @@ class Contest:
             self._say(f"{entry.name}: {error}")
             return
         record.times += times
+        record.turns.append(statistics.median_low(times))
+        record.finals += final
         record.memory_mb = memory if memory is not None else record.memory_mb
         if give_up is not None and min(times) > give_up:
             record.stopped = "stopped early: far behind"
-        self._say(f"{entry.name}: {rate(self._batch / record.median)} images/s")
+        self._say(f"{entry.name}: {rate(self._batch / record.typical)} images/s")
 
     def _best_time(self, chosen: Callable[[_Entry], bool]) -> float:
         return min(
@@ -228,7 +249,7 @@ class Contest:
             for entry in contenders:
                 if self._clock() > end:
                     return
-                self._attempt(entry.candidate)
+                self._attempt(entry.candidate, final=True)
 
     def _contenders(self, *, first: bool) -> list[_Entry]:
         """Those near the best of their precision; nobody whom nobody else comes near."""
@@ -256,7 +277,7 @@ class Contest:
         for precision in ("fp32", "bf16"):
             group = sorted(
                 (e for e in contenders if e.candidate.precision == precision),
-                key=lambda e: e.median,
+                key=lambda e: e.typical,
             )
             if len(group) > 1 and group[0].quartiles()[1] >= group[1].quartiles()[0]:
                 return False
@@ -276,11 +297,11 @@ class Contest:
             results.append(
                 dataclasses.replace(
                     entry.candidate,
-                    images_per_second=self._batch / entry.median,
+                    images_per_second=self._batch / entry.typical,
                     low=self._batch / high,
                     high=self._batch / low,
                     trials=len(entry.times),
-                    speedup=base.median / entry.median if base else None,
+                    speedup=base.typical / entry.typical if base else None,
                     memory_mb=entry.memory_mb,
                     reason=entry.stopped,
                 )
