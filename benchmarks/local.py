@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -147,19 +147,29 @@ def behind_best(case: Case, choices: dict[str, Candidate], place: Path) -> dict[
             found = interleave(
                 {name: partial(trained, case, plan) for name, plan in plans.items()}, case.duels
             )
-        # Where speed changes for many seconds at a time, more for some than for others, what
-        # counts is the mean: a training lasts as long as the sum of its updates.
-        trained_as = {name: statistics.fmean(m.rounds) for name, m in found.items()}
+        rounds = {name: measured.rounds for name, measured in found.items()}
         result[label] = {
             "seen": {name: seen[name] for name in plans},
-            "seconds": {name: measured.rounds for name, measured in found.items()},
+            "seconds": rounds,
             "behind": {
-                name: 1 - trained_as[name] / trained_as[choice.name]
-                for name in trained_as
+                name: behind(rounds[choice.name], rounds[name])
+                for name in rounds
                 if name != choice.name
             },
         }
     return result
+
+
+def behind(choice: Sequence[float], rival: Sequence[float]) -> tuple[float, float]:
+    """By which part of its time a choice is behind a rival, round by round; its standard error.
+
+    The mean, not the median: where a machine has several speeds, training meets all of them.
+
+    >>> behind([1.0, 2.0], [1.0, 1.0])
+    (0.25, 0.25)
+    """
+    parts = [1 - other / own for own, other in zip(choice, rival, strict=True)]
+    return statistics.fmean(parts), statistics.stdev(parts) / len(parts) ** 0.5
 
 
 def settings(case: Case) -> list[str]:
@@ -283,9 +293,12 @@ def standing(against: dict[str, Any]) -> str:
         return f"best of all candidates measured to the end: {choice}"
     shown = []
     for name, other in rivals:
-        behind = against["behind"][name]
-        place = f"{behind:.1%} behind" if behind > 0 else f"{-behind:.1%} ahead of"
-        shown.append(f"in training {place} {name}, which looked {other / speed:.3f} times as fast")
+        part, error = against["behind"][name]
+        place = f"{part:.1%} behind" if part > 0 else f"{-part:.1%} ahead of"
+        shown.append(
+            f"in training {place} {name} (standard error {error:.1%}),"
+            f" which looked {other / speed:.3f} times as fast"
+        )
     return "; ".join(shown) + " (bar: 3% behind)"
 
 

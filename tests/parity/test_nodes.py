@@ -50,6 +50,18 @@ def test_local_strategies_of_nodes(name: str, alone, tmp_path: Path) -> None:
     assert_same(found, alone(SGD))
 
 
+def test_weights_rounded_on_one_node_alone(alone, tmp_path: Path) -> None:
+    """bf16: the ranks of one node share rounded weights, the other node leaves it to autocast."""
+    settings = (*SGD, "numerics.precision=bf16")
+    found = train_nodes(tmp_path / "run", [LOCAL["processes"], NodePlan()], *settings)
+    weights, expected = (
+        {name: tensor for name, tensor in state.items() if "|" not in name}
+        for state in (found, alone(settings))
+    )
+    # Gradients of parts are rounded to 8 bits before they are summed.
+    assert_same(weights, expected, rtol=1e-2, atol=1e-3)
+
+
 @pytest.mark.mpi
 def test_mpi_with_workers_of_its_own(alone, tmp_path: Path) -> None:
     """mpiexec starts one process per node, which starts its own workers."""

@@ -23,6 +23,7 @@ _SLOTS = 32
 _HEADER = 8  # numbers: [0] stop_at, [1] abort, [2] bytes of the announcement
 _ANNOUNCEMENT_BYTES = 16384
 _BEAT_SECONDS = 0.25
+_YIELDS = 200
 _EVERYONE, _ACTIVE = 0, 3  # columns that count barriers
 
 
@@ -169,11 +170,13 @@ class Board:
             spins += 1
             # Yielding answers within microseconds while peers are about to arrive;
             # after that, sleeping leaves the core to them.
-            if spins < 200:
+            if spins < _YIELDS:
                 os.sched_yield()
                 continue
-            # Longer and longer: a rank that stands by must not cost the others their core.
-            time.sleep(min(0.002, 0.0001 * (1 + spins / 1000)))
+            # Longer and longer; who stands by while another works must not cost it its core.
+            looks = spins - _YIELDS
+            longer = 2.0 ** min(looks, 20) if patient else 1 + looks / 1000
+            time.sleep(min(0.03 if patient else 0.002, 0.0001 * longer))
             if not patient and spins % 100 == 0 and time.monotonic() - now > limit:
                 self._raise_deadline(name, [r for r in group if arrivals[r] < target], limit)
             if self._header[1]:

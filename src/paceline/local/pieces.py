@@ -141,6 +141,8 @@ class PieceUpdate:
         """Bring the rounded weights up to date, each rank its own pieces; every rank calls it."""
         if self.rounded is None:
             return
+        if self.job.nodes > 1:  # the leader may only now have taken over what others have
+            self.board.barrier("weights before rounding")
         for weight, piece in zip(self._weights, self._own, strict=True):
             if piece.name in self.rounded.twins:
                 self._slice(self.shared.rounded, piece).copy_(weight)
