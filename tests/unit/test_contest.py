@@ -13,6 +13,7 @@ from paceline.measure.contest import (
     FAR_BEHIND,
     FINALISTS,
     LONGEST,
+    ROUNDS,
     UPDATES,
     WARMUP,
     Contest,
@@ -355,14 +356,14 @@ def test_long_updates_that_were_disturbed_once_are_looked_at_again() -> None:
 
 @pytest.mark.parametrize("update", [0.1, 3.0, 30.0])
 def test_a_race_lasts_longer_where_updates_are_long(update: float) -> None:
-    """Ten that nothing tells apart: the finals would go on for six rounds."""
+    """Ten that nothing tells apart: the finals would go on for all rounds."""
     nodes = [NodePlan(strategy="threads", threads=t) for t in range(2, 12)]
     trial = FakeTrial(lambda entry: update, noise=0.05)
     race(trial, nodes, seconds=1.0)
     end = min(UPDATES * update, LONGEST)
     looks = 2 * len(nodes) * (WARMUP + 1) * update * 1.5
     assert trial.now < max(end, looks) + 10 * update, "a turn that has begun is ended"
-    assert trial.now > min(end, 6 * FINALISTS * WARMUP * update)
+    assert trial.now > min(end, ROUNDS * FINALISTS * WARMUP * update)
 
 
 def test_turns_of_short_updates_last_longer_than_a_moment() -> None:

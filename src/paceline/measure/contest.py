@@ -39,11 +39,14 @@ NEAR_FIRST = 1.45
 """but first those that one turn, on a machine whose speed wanders, put no further behind,"""
 NEAR_LONG = 1.08
 """and of long updates, which vary less, only those at most this many times slower."""
-FINALISTS, FINALISTS_FIRST = 4, 6
+FINALISTS, FINALISTS_FIRST = 3, 6
 """Of each precision, at most."""
-FINALS = 300
-"""Finals may last as many updates of the fastest plain candidate, however late it is, but not
-longer than the time that the race was given."""
+FINALS = 400
+"""Finals may last as many updates of the fastest plain candidate, however late it is,"""
+FINALS_PART = 1.4
+"""but not longer than so many times the time that the race was given,"""
+ROUNDS = 8
+"""and not more rounds."""
 LONG_UPDATE = 0.5
 """Seconds: where updates take longer, time goes to the front runners."""
 HOPELESS = 1.25
@@ -176,7 +179,7 @@ class Contest:
                 self._attempt(candidate(node, *variant))
         end = self._clock() + given
         if not self._thorough:
-            least = self._clock() + min(FINALS * best, given)
+            least = self._clock() + min(FINALS * best, FINALS_PART * given)
             end = max(self._start + self._seconds, least)
         self._finals(end)
         order = [candidate(node, *variant).name for variant in numerics for node in nodes]
@@ -241,7 +244,7 @@ class Contest:
         return LONG_UPDATE < self._best_time(_anyone) < float("inf")
 
     def _finals(self, end: float) -> None:
-        for rounds in range(6):
+        for rounds in range(ROUNDS):
             contenders = self._contenders(first=rounds == 0)
             enough = 1 if self._long() else 2
             if not contenders or (rounds >= enough and self._clear(contenders)):
