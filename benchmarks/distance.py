@@ -25,7 +25,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args()
-    first, second, *_ = visible_cores()
+    cores = visible_cores()
+    if len(cores) < 2:
+        raise SystemExit(f"{len(cores)} core is visible here, but a distance needs two")
+    first, second = cores[:2]
     memory = mmap.mmap(-1, mmap.PAGESIZE)
     context = multiprocessing.get_context("fork")
     other = context.Process(target=answer, args=(memory, second), daemon=True)
@@ -34,15 +37,17 @@ def main() -> None:
     seen = []
     try:
         end = time.monotonic() + options.seconds
-        while time.monotonic() < end:
+        while not seen or time.monotonic() < end:
             seen.append(look(memory))
             print(f"{seen[-1]:.0f}", end=" ", flush=True)
             time.sleep(0.25)
     finally:
         memory[0] = END
         other.join()
-    low, _, high = statistics.quantiles(seen, n=4)
-    print(f"\nround trips of cores {first} and {second}: {low:.0f} to {high:.0f} ns (quartiles)")
+    print(
+        f"\nround trips of cores {first} and {second}: median {statistics.median(seen):.0f} ns,"
+        f" {min(seen):.0f} to {max(seen):.0f}"
+    )
 
 
 def look(memory: mmap.mmap) -> float:

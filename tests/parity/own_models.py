@@ -85,6 +85,19 @@ def with_dropout() -> nn.Module:
     )
 
 
+def onto_one_pixel() -> nn.Module:
+    """Convolutions whose output is a single pixel, of a picture of 2x2 and of 1x1."""
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 5, stride=14, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3, padding=1),
+        nn.Flatten(),
+        nn.Linear(16, 10),
+    )
+
+
 class UsedTwice(nn.Module):
     """A weight beside its layer, one that two layers share, a frozen layer, one left out."""
 

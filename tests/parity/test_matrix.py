@@ -64,6 +64,7 @@ def compare_rounded(ranks: int, folder: Path) -> None:
         dataclasses.replace(base, memory_format="channels_last", sizes=TINY_LAST),
         dataclasses.replace(base, model="resnet18", memory_format="channels_last", sizes=(8, 8)),
         dataclasses.replace(base, model="normalised", sizes=(16, 16, 12)),
+        dataclasses.replace(base, model="onto_one_pixel", memory_format="channels_last"),
         dataclasses.replace(base, model="used_twice"),
     ]
     plain = [dataclasses.replace(case, rounded=False) for case in cases]

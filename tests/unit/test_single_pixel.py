@@ -41,6 +41,16 @@ def test_same_outputs_and_gradients(
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_gradients_lie_in_memory_as_the_weights_do(layout: torch.memory_format) -> None:
+    layer = nn.Conv2d(3, 4, 3, padding=1).to(memory_format=layout)
+    use_single_pixels(layer)
+    layer(torch.randn(2, 3, 1, 1)).sum().backward()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.stride() == layer.weight.stride()
+    assert torch.count_nonzero(layer.weight.grad) == 4 * 3, "of nine weights one meets the picture"
+
+
 def test_a_layer_of_the_wrong_size_is_refused_as_ever() -> None:
     layer = nn.Conv2d(1, 1, 3)
     use_single_pixels(layer)

@@ -23,7 +23,7 @@ _SLOTS = 32
 _HEADER = 8  # numbers: [0] stop_at, [1] abort, [2] bytes of the announcement
 _ANNOUNCEMENT_BYTES = 16384
 _BEAT_SECONDS = 0.25
-_YIELDS = 200
+_YIELDS = 200  # looks for the others before the first sleep
 _EVERYONE, _ACTIVE = 0, 3  # columns that count barriers
 
 

@@ -99,7 +99,7 @@ class PieceUpdate:
         self._published.add(name)
         gradient = self._gradient(name)
         kind = torch.float32 if gradient is None else gradient.dtype
-        self.shared.mark(self.board.rank, name, published_as=kind)
+        self.shared.say_published(name, kind)
         for piece in self._foreign[name]:
             place = self._place(self.board.rank, piece)
             if gradient is None:
@@ -110,7 +110,7 @@ class PieceUpdate:
     def _place(self, rank: int, piece: Piece) -> torch.Tensor:
         """Where a rank publishes a piece; if in bf16, then in the first half of its room."""
         place = self._slice(self.shared.gradients(rank), piece)
-        if self.shared.mark(rank, piece.name):
+        if self.shared.published_in_bf16(rank, piece.name):
             return place.view(torch.bfloat16)[: piece.end - piece.start]
         return place
 

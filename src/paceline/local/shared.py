@@ -98,14 +98,17 @@ class SharedModel:
         """The region in which a rank publishes gradients, laid out like the weights."""
         return self._gradients[rank]
 
-    def mark(self, rank: int, name: str, published_as: torch.dtype | None = None) -> bool:
-        """Whether a rank has published a gradient in bf16; says so of its own first, if given."""
-        if not len(self._marks):
-            return False
-        index = rank * len(self.parameters) + self._indices[name]
-        if published_as is not None:
-            self._marks[index] = published_as is torch.bfloat16
-        return bool(self._marks[index])
+    def published_in_bf16(self, rank: int, name: str) -> bool:
+        """Whether a rank's gradient of a parameter lies in its region in bf16, not in fp32."""
+        return bool(len(self._marks)) and bool(self._marks[self._mark(rank, name)])
+
+    def say_published(self, name: str, kind: torch.dtype) -> None:
+        """Tell the other ranks in what form this one publishes a gradient."""
+        if len(self._marks):
+            self._marks[self._mark(self.board.rank, name)] = kind is torch.bfloat16
+
+    def _mark(self, rank: int, name: str) -> int:
+        return rank * len(self.parameters) + self._indices[name]
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
         """Take over saved weights (the first rank writes) and buffers (each rank its own)."""
