@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -27,11 +27,17 @@ def interleave(
     contenders: Mapping[str, Callable[[], float]],
     rounds: int,
     say: Callable[[str], None] = print,
+    settled: Callable[[Mapping[str, Sequence[float]]], bool] = lambda seconds: False,
 ) -> dict[str, Measured]:
-    """Call every contender once per round, in turn, so that noise hits all alike."""
+    """Call every contender once per round, in turn, so that noise hits all alike.
+
+    At most ``rounds`` times: no more rounds once the seconds seen have ``settled`` it.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds):
         for name, contender in contenders.items():
             seconds[name].append(contender())
             say(f"  round {number + 1}/{rounds}  {name}: {seconds[name][-1] * 1000:.2f} ms")
+        if settled(seconds):
+            break
     return {name: Measured(tuple(values)) for name, values in seconds.items()}

@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,8 @@ from paceline.text import rate
 
 CLOSE, RIVALS = 0.97, 2
 """So many candidates, of those that look better than the choice or come close, train with it."""
+FEWEST, SETTLED = 5, 0.012
+"""So many times at least, and on until the standard error of what they differ by is so small."""
 BARS = {  # exact and bf16, against stock DDP
     "mnist_cnn": (1.05, 1.5),
     "resnet18": (1.3, 1.7),
@@ -56,13 +58,13 @@ class Case:
     data: str
     warmup: int = 5
     """Before those: the first updates of a training take memory from the system."""
-    duels: int = 7
-    """How often a choice and the candidates that looked best train in turns."""
+    duels: int = 12
+    """How often a choice and the candidates that looked best train in turns, at most."""
 
 
 CASES = (
-    Case("mnist_cnn", 128, 28, 1, 10, 20, "mnist"),
-    Case("resnet18", 128, 28, 1, 10, 20, "mnist"),
+    Case("mnist_cnn", 128, 28, 1, 10, 80, "mnist"),
+    Case("resnet18", 128, 28, 1, 10, 30, "mnist"),
     Case("alexnet", 32, 224, 3, 3, 12, "fire"),
     Case("vgg16", 8, 224, 3, 3, 6, "fire", warmup=3, duels=5),
 )
@@ -82,8 +84,8 @@ def main() -> None:
         print(f"== {case.model}, batch {case.batch}", flush=True)
         results[case.model] = run_case(case, options.rounds, thorough=not options.no_thorough)
         print(table(case, results[case.model]), flush=True)
-    if options.output:
-        options.output.write_text(json.dumps(results, indent=2) + "\n")
+        if options.output:
+            options.output.write_text(json.dumps(results, indent=2) + "\n")
 
 
 def run_case(case: Case, rounds: int, *, thorough: bool) -> dict[str, Any]:
@@ -145,7 +147,9 @@ def behind_best(case: Case, choices: dict[str, Candidate], place: Path) -> dict[
         found = {}
         if rivals:
             found = interleave(
-                {name: partial(trained, case, plan) for name, plan in plans.items()}, case.duels
+                {name: partial(trained, case, plan) for name, plan in plans.items()},
+                case.duels,
+                settled=partial(is_settled, choice.name),
             )
         rounds = {name: measured.rounds for name, measured in found.items()}
         result[label] = {
@@ -170,6 +174,20 @@ def behind(choice: Sequence[float], rival: Sequence[float]) -> tuple[float, floa
     """
     parts = [1 - other / own for own, other in zip(choice, rival, strict=True)]
     return statistics.fmean(parts), statistics.stdev(parts) / len(parts) ** 0.5
+
+
+def is_settled(choice: str, seconds: Mapping[str, Sequence[float]]) -> bool:
+    """Whether it is known how far a choice is from each rival.
+
+    >>> is_settled("a", {"a": [1.0] * 5, "b": [1.1] * 5})
+    True
+    >>> is_settled("a", {"a": [1.0] * 5, "b": [1.1, 0.9, 1.0, 1.1, 0.9]})
+    False
+    """
+    rivals = [rival for name, rival in seconds.items() if name != choice]
+    return len(seconds[choice]) >= FEWEST and all(
+        behind(seconds[choice], rival)[1] <= SETTLED for rival in rivals
+    )
 
 
 def settings(case: Case) -> list[str]:
