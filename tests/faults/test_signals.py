@@ -82,4 +82,5 @@ def test_before_training_begins(
     output, error = process.communicate(timeout=30)
     assert process.returncode in codes, output + error
     assert "internal error" not in error
+    assert "Traceback" not in error
     assert "WorkerError" not in error

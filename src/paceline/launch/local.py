@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any
@@ -48,8 +48,16 @@ class Ranks:
     """The number of the node's first rank among all ranks."""
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
+    board: Board | None = None
     signalled: int | None = None
-    """The last signal that was passed on to them."""
+    """The last signal that came."""
+    passed_on: bool = False
+    """Whether the first rank was there to hear of it."""
+
+    @property
+    def listen(self) -> bool:
+        """Whether the first rank has its handlers: they come before its first heartbeat."""
+        return self.board is not None and self.board.heartbeat_age(0) is not None
 
 
 def run_ranks(
@@ -66,25 +74,22 @@ def run_ranks(
 
     `context`: the first rank's place, where there are other nodes. `watch` gets the board.
     """
-    from paceline.local.board import Board, anonymous_memory
-
-    board_descriptor, arena_descriptor = anonymous_memory("board"), anonymous_memory("arena")
-    memory = SharedMemory(
-        board=board_descriptor, arena=arena_descriptor, parent=os.getpid(), silent=silent
-    )
     context = context or RankContext(world_size=node.ranks)
     context = dataclasses.replace(context, local_rank=0, local_size=node.ranks)
     ranks = Ranks(run, context.rank)
     try:
-        board = Board(board_descriptor, ranks=node.ranks, rank=0)
-        if watch is not None:
-            watch(board)
-        for number in range(node.ranks):
-            (run.rank(context.rank + number) / "error.json").unlink(missing_ok=True)
-            place = dataclasses.replace(context, rank=context.rank + number, local_rank=number)
-            ranks.processes.append(_start(run, node, place, memory, (module, *arguments)))
-        with handled(_forwarding(ranks)):
-            _watch(ranks, board)
+        # Before any import: a KeyboardInterrupt could be lost in some module's.
+        with handled(_forwarding(ranks)), _shared_memory(silent=silent) as memory:
+            from paceline.local.board import Board
+
+            ranks.board = Board(memory.board, ranks=node.ranks, rank=0)
+            if watch is not None:
+                watch(ranks.board)
+            for number in range(node.ranks):
+                (run.rank(context.rank + number) / "error.json").unlink(missing_ok=True)
+                place = dataclasses.replace(context, rank=context.rank + number, local_rank=number)
+                ranks.processes.append(_start(run, node, place, memory, (module, *arguments)))
+            _watch(ranks, ranks.board)
         return ranks.processes[0].returncode
     except WorkerError:
         # Too early, or for the second time: it ended the ranks instead of stopping them in order.
@@ -95,8 +100,18 @@ def run_ranks(
         raise
     finally:
         _end(ranks)
-        os.close(board_descriptor)
-        os.close(arena_descriptor)
+
+
+@contextlib.contextmanager
+def _shared_memory(*, silent: bool) -> Iterator[SharedMemory]:
+    from paceline.local.board import anonymous_memory
+
+    board, arena = anonymous_memory("board"), anonymous_memory("arena")
+    try:
+        yield SharedMemory(board=board, arena=arena, parent=os.getpid(), silent=silent)
+    finally:
+        os.close(board)
+        os.close(arena)
 
 
 def _start(
@@ -134,6 +149,8 @@ def _watch(ranks: Ranks, board: Any) -> None:
                 selector.register(process.stdout, selectors.EVENT_READ, ranks.first + number)
         looked = time.monotonic()
         while True:
+            if ranks.signalled is not None and not ranks.passed_on:
+                raise WorkerError("interrupted before the first rank could hear of it")
             for key, _ in selector.select(timeout=0.05):
                 if not _relay(key.fileobj, key.data):  # type: ignore[arg-type]
                     selector.unregister(key.fileobj)
@@ -240,12 +257,18 @@ def _relay(stream: IO[bytes], number: int) -> bool:
 
 
 def _forwarding(ranks: Ranks) -> Callable[[int, FrameType | None], None]:
-    """Ctrl-C and SIGTERM go to the first rank, which stops all of them in order."""
+    """Ctrl-C and SIGTERM go to the first rank, which stops all of them in order.
+
+    Until it listens there is nothing to stop in order, and what it is sent could be lost in some
+    module's import: `_watch` ends the ranks then.
+    """
 
     def forward(number: int, frame: FrameType | None) -> None:
         ranks.signalled = number
-        with contextlib.suppress(ProcessLookupError):
-            ranks.processes[0].send_signal(number)
+        if ranks.listen:
+            ranks.passed_on = True
+            with contextlib.suppress(ProcessLookupError):
+                ranks.processes[0].send_signal(number)
 
     return forward
 
