@@ -303,6 +303,34 @@ def test_every_candidate_gets_a_reason_and_the_plan_carries_it() -> None:
     assert {r.option for r in plan.rejected} == {c.name for c in explained if not c.chosen}
 
 
+def test_a_near_equal_rival_is_said_to_be_one() -> None:
+    speeds = {"sequential": 50.0, "threads 4": 99.0, "replicas 2x2": 100.0}
+    entries = [
+        dataclasses.replace(candidate(node, *EVERY[0]), images_per_second=speed)
+        for node in NODES
+        if (speed := speeds.get(candidate(node, *EVERY[0]).name))
+    ]
+    chosen = pick(entries, ())
+    assert chosen is not None
+    text = decision(Race(candidates=tuple(entries)), chosen, gradient_mb=2.8)
+    assert text == "threads 4: 99.0 images/s; as fast as replicas 2x2 (100), and simpler"
+
+
+def test_the_next_best_has_numerics_of_the_choice() -> None:
+    trial = FakeTrial(
+        lambda entry: (
+            (0.1 if entry.precision == "bf16" else 0.3)
+            * (1.0 if entry.node.strategy == "threads" else 1.25)
+        )
+    )
+    results = race(trial, NODES, EVERY)
+    chosen = pick(results, ("bf16",))
+    assert chosen is not None
+    text = decision(Race(candidates=tuple(results)), chosen, gradient_mb=2.8)
+    assert text.startswith("threads 4, bf16: 1,000 images/s")
+    assert " at 800" in text
+
+
 def test_long_updates_skip_the_options_of_a_structure_that_is_far_behind() -> None:
     trial = FakeTrial(lambda entry: 9.0 if entry.node.strategy == "pipeline" else 2.0)
     results = {c.name: c for c in race(trial, NODES)}

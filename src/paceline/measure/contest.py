@@ -26,6 +26,7 @@ from typing import Protocol
 
 from paceline.errors import UserError
 from paceline.plan.candidates import candidate
+from paceline.plan.choose import SAME
 from paceline.schema import Candidate, NodePlan
 from paceline.text import rate
 
@@ -70,10 +71,6 @@ TURN_SECONDS = 0.6
 """A turn of short updates lasts about this long: a moment's disturbance must not decide it."""
 LONGEST_TURN = 20
 """Updates of a turn."""
-SAME = 0.02
-"""Differences below this are no differences: the simpler structure is chosen."""
-
-
 ALIKE = 3
 """Who had so many turns in the finals is judged by their mean, whatever earlier ones were like."""
 

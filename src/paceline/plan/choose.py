@@ -9,6 +9,9 @@ from paceline.plan.candidates import MemoryFormat, Precision, describe
 from paceline.schema import Candidate, Config, Plan, Race, Rejected
 from paceline.text import rate
 
+SAME = 0.02
+"""Differences of speed below this are no differences: the simpler structure is chosen."""
+
 
 def explain(
     candidates: list[Candidate], chosen: Candidate, *, gradient_mb: float, allowed: tuple[str, ...]
@@ -47,7 +50,7 @@ def _why_not(
         return f'{faster}changes results: allow it with numerics.allow = ["{entry.precision}"]'
     cause = _cause(entry, chosen, gradient_mb)
     behind = 1 - speed / best
-    if behind < 0.02:
+    if behind < SAME:
         return f"as fast as the choice; {cause}" if cause else "as fast as the choice"
     return f"{behind:.0%} slower{': ' + cause if cause else ''}"
 
@@ -79,7 +82,7 @@ def decision(race: Race, chosen: Candidate, *, gradient_mb: float) -> str:
         c
         for c in race.candidates
         if c.images_per_second
-        and c.exact
+        and (c.exact or c.precision == chosen.precision)
         and c.node.strategy != chosen.node.strategy
         and c.node.strategy != "sequential"
     ]
@@ -89,7 +92,10 @@ def decision(race: Race, chosen: Candidate, *, gradient_mb: float) -> str:
         text += f", {chosen.speedup:.2f}x sequential"
     if rivals:
         rival = rivals[0]
-        text += f"; next {describe(rival.node)} at {rate(rival.images_per_second or 0)}"
+        name, speed = describe(rival.node), rival.images_per_second or 0
+        if speed >= (1 - SAME) * (chosen.images_per_second or 0):
+            return f"{text}; as fast as {name} ({rate(speed)}), and simpler"
+        text += f"; next {name} at {rate(speed)}"
         if cause := _cause(rival, chosen, gradient_mb):
             text += f", because {cause}"
     return text
