@@ -84,3 +84,17 @@ def test_before_training_begins(
     assert "internal error" not in error
     assert "Traceback" not in error
     assert "WorkerError" not in error
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_in_a_race(number: signal.Signals, code: int, tmp_path: Path, start_cli: StartCli) -> None:
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    process = start_cli("race", "--again", env={"TMPDIR": str(folder)})
+    assert process.stdout is not None
+    assert any("images/s" in line for line in process.stdout)  # ranks are at work
+    process.send_signal(number)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == code, error
+    assert "Traceback" not in error
+    assert not list(folder.glob("paceline*"))

@@ -68,16 +68,23 @@ def main(run_path: str) -> int:
     context = rank_context()
     die_with_parent(shared_memory().parent)
     run = RunDirectory(Path(run_path))
-    # The launcher talks to the first rank, and all stop together. Until training takes the signals
-    # over there is nothing to save: a KeyboardInterrupt could be lost in some module's import.
-    handler = _leave if context.is_first else signal.SIG_IGN
-    signal.signal(signal.SIGINT, handler)
-    signal.signal(signal.SIGTERM, handler)
+    heed_signals(context)
     try:
         return _train(run, context)
     except BaseException as error:
         record_failure(run, context, error)
         return 1
+
+
+def heed_signals(context: RankContext) -> None:
+    """The launcher talks to the first rank, and all stop together.
+
+    While there is nothing to save it leaves at once: a KeyboardInterrupt could be lost in some
+    module's import. Training takes the signals over.
+    """
+    handler = _leave if context.is_first else signal.SIG_IGN
+    signal.signal(signal.SIGINT, handler)
+    signal.signal(signal.SIGTERM, handler)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

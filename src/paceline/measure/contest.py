@@ -25,8 +25,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from paceline.errors import UserError
-from paceline.plan.candidates import candidate
-from paceline.plan.choose import SAME
+from paceline.plan.candidates import SAME, candidate
 from paceline.schema import Candidate, NodePlan
 from paceline.text import rate
 

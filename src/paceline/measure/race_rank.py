@@ -17,7 +17,7 @@ from pathlib import Path
 from paceline.config import load_config
 from paceline.config.environment import rank_context, shared_memory
 from paceline.errors import StrategyError, UserError
-from paceline.launch.rank import die_with_parent, record_failure
+from paceline.launch.rank import die_with_parent, heed_signals, record_failure
 from paceline.run import RunDirectory
 from paceline.schema import Candidate, NodePlan, decode, encode, read_json, write_json
 from paceline.schema.codec import rule
@@ -58,6 +58,7 @@ def main(run_path: str) -> int:
     context = rank_context()
     memory = shared_memory()
     die_with_parent(memory.parent)
+    heed_signals(context)
     run = RunDirectory(Path(run_path))
     from paceline.local.board import Arena, Board
     from paceline.local.memory import keep_freed_memory

@@ -9,6 +9,8 @@ from paceline.schema import Candidate, NodePlan, Numerics
 MICRO_BATCHES = (4, 1, 2, 8)
 """The likeliest first: where it is far behind, the others need no trial."""
 MAX_STAGES = 4
+SAME = 0.02
+"""Differences of speed below this are no differences: the simpler structure is chosen."""
 Precision = Literal["fp32", "bf16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 

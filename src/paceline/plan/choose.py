@@ -5,12 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import cast
 
-from paceline.plan.candidates import MemoryFormat, Precision, describe
+from paceline.plan.candidates import SAME, MemoryFormat, Precision, describe
 from paceline.schema import Candidate, Config, Plan, Race, Rejected
 from paceline.text import rate
-
-SAME = 0.02
-"""Differences of speed below this are no differences: the simpler structure is chosen."""
 
 
 def explain(
