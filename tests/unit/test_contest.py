@@ -278,6 +278,27 @@ def test_of_near_equals_the_simpler_structure_is_chosen_and_of_one_the_fastest()
     assert clear.memory_format == "channels_last"
 
 
+def test_of_near_equals_one_that_is_steadier_is_chosen() -> None:
+    threads = NodePlan(strategy="threads", threads=2)
+    processes = NodePlan(strategy="processes", processes=2)
+
+    def measured(node: NodePlan, low: float, typical: float, high: float) -> Candidate:
+        return dataclasses.replace(
+            candidate(node, *EVERY[0]), images_per_second=typical, low=low, high=high
+        )
+
+    simple = measured(threads, 92, 100, 102)
+    steady = pick([simple, measured(processes, 96, 99.5, 101.5)], ())
+    assert steady is not None
+    assert steady.node == processes
+    text = decision(Race(candidates=(simple, steady)), steady, gradient_mb=2.8)
+    assert text.endswith("as fast as threads 2 (100), and steadier")
+    for low, high in ((93, 102), (96, 100)):  # hardly steadier; slower at its best
+        chosen = pick([simple, measured(processes, low, 99.5, high)], ())
+        assert chosen is not None
+        assert chosen.node == threads
+
+
 def test_every_candidate_gets_a_reason_and_the_plan_carries_it() -> None:
     times = {"sequential": 0.4, "threads 4": 0.1, "threads 4, bf16": 0.05}
     trial = FakeTrial(lambda entry: times.get(entry.name, 0.15))

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from paceline.errors import UserError
-from paceline.plan.candidates import SAME, candidate
+from paceline.plan.candidates import SAME, candidate, is_steadier
 from paceline.schema import Candidate, NodePlan
 from paceline.text import rate
 
@@ -312,6 +312,8 @@ def pick(candidates: Sequence[Candidate], allowed: Sequence[str]) -> Candidate |
     """The fastest candidate whose numerics are allowed; of near equals, the simplest structure.
 
     Candidates come simplest first, so "simplest" is "earliest"; of one structure, the fastest.
+    One that is steadier than the simplest comes before it: on a machine whose speed changes,
+    training meets more slow minutes than a race does.
     """
     usable = [
         c
@@ -323,4 +325,6 @@ def pick(candidates: Sequence[Candidate], allowed: Sequence[str]) -> Candidate |
     best = max(c.images_per_second or 0.0 for c in usable)
     near = [c for c in usable if (c.images_per_second or 0.0) >= (1 - SAME) * best]
     structures = [c.node for c in candidates]
-    return min(near, key=lambda c: (structures.index(c.node), -(c.images_per_second or 0.0)))
+    simplest = min(near, key=lambda c: (structures.index(c.node), -(c.images_per_second or 0.0)))
+    steadier = [c for c in near if is_steadier(c, simplest)]
+    return max(steadier, key=lambda c: c.images_per_second or 0.0, default=simplest)

@@ -10,9 +10,25 @@ MICRO_BATCHES = (4, 1, 2, 8)
 """The likeliest first: where it is far behind, the others need no trial."""
 MAX_STAGES = 4
 SAME = 0.02
-"""Differences of speed below this are no differences: the simpler structure is chosen."""
+"""Differences of speed below this are no differences: the simpler or steadier one is chosen."""
 Precision = Literal["fp32", "bf16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
+
+
+def is_steadier(entry: Candidate, other: Candidate) -> bool:
+    """As fast as the other in its fast quarter, and clearly faster in its slow one.
+
+    >>> node = NodePlan()
+    >>> steady = Candidate(name="a", node=node, low=95.0, high=100.0)
+    >>> is_steadier(steady, Candidate(name="b", node=node, low=90.0, high=100.5))
+    True
+    >>> is_steadier(steady, Candidate(name="b", node=node, low=90.0, high=103.0))
+    False
+    """
+    if None in (entry.low, entry.high, other.low, other.high):
+        return False
+    slow, fast = (entry.low or 0.0), (entry.high or 0.0)
+    return fast >= (1 - SAME / 2) * (other.high or 0.0) and slow > (1 + SAME) * (other.low or 0.0)
 
 
 def structures(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import cast
 
-from paceline.plan.candidates import SAME, MemoryFormat, Precision, describe
+from paceline.plan.candidates import SAME, MemoryFormat, Precision, describe, is_steadier
 from paceline.schema import Candidate, Config, Plan, Race, Rejected
 from paceline.text import rate
 
@@ -35,7 +35,15 @@ def _why_chosen(candidates: list[Candidate], chosen: Candidate) -> str:
         for c in candidates
         if c.exact == chosen.exact and (c.images_per_second or 0) > (chosen.images_per_second or 0)
     ]
-    return "as fast as the fastest, and simpler" if faster else "the fastest"
+    if not faster:
+        return "the fastest"
+    fastest = max(faster, key=lambda c: c.images_per_second or 0)
+    return f"as fast as the fastest, and {_advantage(chosen, fastest)}"
+
+
+def _advantage(chosen: Candidate, rival: Candidate) -> str:
+    """What decides between near equals."""
+    return "steadier" if is_steadier(chosen, rival) else "simpler"
 
 
 def _why_not(
@@ -91,7 +99,7 @@ def decision(race: Race, chosen: Candidate, *, gradient_mb: float) -> str:
         rival = rivals[0]
         name, speed = describe(rival.node), rival.images_per_second or 0
         if speed >= (1 - SAME) * (chosen.images_per_second or 0):
-            return f"{text}; as fast as {name} ({rate(speed)}), and simpler"
+            return f"{text}; as fast as {name} ({rate(speed)}), and {_advantage(chosen, rival)}"
         text += f"; next {name} at {rate(speed)}"
         if cause := _cause(rival, chosen, gradient_mb):
             text += f", because {cause}"
