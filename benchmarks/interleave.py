@@ -31,7 +31,7 @@ def interleave(
 ) -> dict[str, Measured]:
     """Call every contender once per round, in turn, so that noise hits all alike.
 
-    At most ``rounds`` times: no more rounds once the seconds seen have ``settled`` it.
+    At most `rounds` times: no more once `settled` says so of the seconds seen.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds):

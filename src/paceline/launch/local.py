@@ -55,7 +55,7 @@ class Ranks:
     """Whether the first rank was there to hear of it."""
 
     @property
-    def listen(self) -> bool:
+    def is_listening(self) -> bool:
         """Whether the first rank has its handlers: they come before its first heartbeat."""
         return self.board is not None and self.board.heartbeat_age(0) is not None
 
@@ -265,7 +265,7 @@ def _forwarding(ranks: Ranks) -> Callable[[int, FrameType | None], None]:
 
     def forward(number: int, frame: FrameType | None) -> None:
         ranks.signalled = number
-        if ranks.listen:
+        if ranks.is_listening:
             ranks.passed_on = True
             with contextlib.suppress(ProcessLookupError):
                 ranks.processes[0].send_signal(number)

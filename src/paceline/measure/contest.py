@@ -313,7 +313,7 @@ def pick(candidates: Sequence[Candidate], allowed: Sequence[str]) -> Candidate |
 
     Candidates come simplest first, so "simplest" is "earliest"; of one structure, the fastest.
     One that is steadier than the simplest comes before it: on a machine whose speed changes,
-    training meets more slow minutes than a race does.
+    training may meet more slow minutes than the race did.
     """
     usable = [
         c
