@@ -278,25 +278,51 @@ def test_of_near_equals_the_simpler_structure_is_chosen_and_of_one_the_fastest()
     assert clear.memory_format == "channels_last"
 
 
-def test_of_near_equals_one_that_is_steadier_is_chosen() -> None:
-    threads = NodePlan(strategy="threads", threads=2)
-    processes = NodePlan(strategy="processes", processes=2)
-
-    def measured(node: NodePlan, low: float, typical: float, high: float) -> Candidate:
+def test_of_level_ones_that_which_moves_far_less_between_the_cores_is_chosen() -> None:
+    def measured(node: NodePlan, speed: float, error: float, crossing: float) -> Candidate:
         return dataclasses.replace(
-            candidate(node, *EVERY[0]), images_per_second=typical, low=low, high=high
+            candidate(node, *EVERY[0]), images_per_second=speed, error=error, crossing_mb=crossing
         )
 
-    simple = measured(threads, 92, 100, 102)
-    steady = pick([simple, measured(processes, 96, 99.5, 101.5)], ())
-    assert steady is not None
-    assert steady.node == processes
-    text = decision(Race(candidates=(simple, steady)), steady, gradient_mb=2.8)
-    assert text.endswith("as fast as threads 2 (100), and steadier")
-    for low, high in ((93, 102), (96, 100)):  # hardly steadier; slower at its best
-        chosen = pick([simple, measured(processes, low, 99.5, high)], ())
+    def chosen_beside_threads(
+        speed: float, error: float, crossing: float
+    ) -> tuple[Candidate, tuple[Candidate, Candidate]]:
+        threads = measured(NodePlan(strategy="threads", threads=2), 100, 0.01, 77)
+        processes = NodePlan(strategy="processes", processes=2)
+        entries = (threads, measured(processes, speed, error, crossing))
+        chosen = pick(entries, ())
         assert chosen is not None
-        assert chosen.node == threads
+        return chosen, entries
+
+    chosen, entries = chosen_beside_threads(99.5, 0.0, 5.6)
+    assert chosen.node.strategy == "processes"
+    text = decision(Race(candidates=entries), chosen, gradient_mb=2.8)
+    assert "as fast as threads 2 (100), and only 6 MB go between the cores" in text
+    assert text.endswith("in every update, not 77")
+    chosen, entries = chosen_beside_threads(96, 0.03, 5.6)
+    assert chosen.node.strategy == "processes"
+    text = decision(Race(candidates=entries), chosen, gradient_mb=2.8)
+    assert "within the noise of threads 2 (100), and only 6 MB" in text
+    reasons = [c.reason for c in explain(list(entries), chosen, gradient_mb=2.8, allowed=())]
+    assert reasons[0].startswith("4% faster, within the noise; threads wait for each other")
+    assert reasons[1].startswith("4% behind, within the noise, and only 6 MB")
+    for speed, error, crossing in (
+        (96, 0.01, 5.6),  # clearly slower
+        (93, 0.10, 5.6),  # who knows, but much
+        (99.5, 0.0, 50.0),  # moves not much less
+    ):
+        chosen, _ = chosen_beside_threads(speed, error, crossing)
+        assert chosen.node.strategy == "threads"
+
+
+def test_the_error_of_a_speed_is_that_of_the_turns_in_the_finals() -> None:
+    results = race(FakeTrial(lambda entry: 0.1), NODES)
+    errors = [c.error for c in results if c.error is not None]
+    assert errors
+    assert max(errors) < 1e-9
+    drawn = random.Random(1)
+    noisy = race(FakeTrial(lambda entry: drawn.uniform(0.1, 0.11)), NODES)
+    assert max(c.error or 0.0 for c in noisy) > 0.001
 
 
 def test_every_candidate_gets_a_reason_and_the_plan_carries_it() -> None:

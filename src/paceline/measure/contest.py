@@ -18,6 +18,7 @@ the finals are short, and there is more time.
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -25,10 +26,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from paceline.errors import UserError
-from paceline.plan.candidates import SAME, candidate, is_steadier
+from paceline.plan.candidates import SAME, candidate, is_calmer, is_level
 from paceline.schema import Candidate, NodePlan
 from paceline.text import rate
 
+RULES = 2
+"""To be raised with any change of these rules: races kept before are then run anew."""
 FAR_BEHIND = 1.6
 """A candidate this many times slower than the best is not tried further."""
 FRONT_NEAR = 1.4
@@ -109,6 +112,13 @@ class _Entry:
         if self.finals >= ALIKE:
             return statistics.fmean(self.turns[-self.finals :])
         return self.median
+
+    @property
+    def error(self) -> float | None:
+        """The standard error of `typical`, as a part of it, where turns tell."""
+        if self.finals < ALIKE:
+            return None
+        return statistics.stdev(self.turns[-self.finals :]) / math.sqrt(self.finals) / self.typical
 
     @property
     def fastest(self) -> float:
@@ -299,6 +309,7 @@ class Contest:
                     images_per_second=self._batch / entry.typical,
                     low=self._batch / high,
                     high=self._batch / low,
+                    error=entry.error,
                     trials=len(entry.times),
                     speedup=base.typical / entry.typical if base else None,
                     memory_mb=entry.memory_mb,
@@ -312,8 +323,8 @@ def pick(candidates: Sequence[Candidate], allowed: Sequence[str]) -> Candidate |
     """The fastest candidate whose numerics are allowed; of near equals, the simplest structure.
 
     Candidates come simplest first, so "simplest" is "earliest"; of one structure, the fastest.
-    One that is steadier than the simplest comes before it: on a machine whose speed changes,
-    training may meet more slow minutes than the race did.
+    One that moves far less data between the cores comes before it, unless clearly slower: where
+    cores come to lie further apart, training may meet more slow minutes than the race did.
     """
     usable = [
         c
@@ -326,5 +337,9 @@ def pick(candidates: Sequence[Candidate], allowed: Sequence[str]) -> Candidate |
     near = [c for c in usable if (c.images_per_second or 0.0) >= (1 - SAME) * best]
     structures = [c.node for c in candidates]
     simplest = min(near, key=lambda c: (structures.index(c.node), -(c.images_per_second or 0.0)))
-    steadier = [c for c in near if is_steadier(c, simplest)]
-    return max(steadier, key=lambda c: c.images_per_second or 0.0, default=simplest)
+    calmer = [
+        c
+        for c in usable
+        if c.precision == simplest.precision and is_calmer(c, simplest) and is_level(c, simplest)
+    ]
+    return max(calmer, key=lambda c: c.images_per_second or 0.0, default=simplest)

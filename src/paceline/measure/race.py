@@ -21,10 +21,11 @@ import psutil
 
 from paceline.config import dump_config
 from paceline.config.environment import cache_root, instruction_limit
+from paceline.cost.crossing import crossing_mb
 from paceline.cost.memory import Footprint, estimate_mb
 from paceline.errors import PacelineError, StrategyError, WorkerError
 from paceline.local.cores import quota_cores, usable_cores, visible_cores
-from paceline.measure.contest import Contest, pick
+from paceline.measure.contest import RULES, Contest, pick
 from paceline.measure.race_rank import RaceResult, RaceTask
 from paceline.plan.candidates import candidate, structures, variants
 from paceline.plan.choose import decision, explain
@@ -103,6 +104,7 @@ def fingerprint(request: RaceRequest) -> str:
         "device": config.train.device,
         "instructions": instruction_limit(),
         "batch": request.batch_size,
+        "rules": RULES,
         "versions": [metadata.version("paceline"), metadata.version("torch")],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:20]
@@ -131,7 +133,12 @@ def _race(request: RaceRequest) -> Race:
     else:
         results = _race_here(request, parts, fitting, numerics)
     results = [
-        dataclasses.replace(entry, estimated_mb=estimates.get(entry.name)) for entry in results
+        dataclasses.replace(
+            entry,
+            estimated_mb=estimates.get(entry.name),
+            crossing_mb=crossing_mb(footprint, entry.node, batch_size=request.batch_size),
+        )
+        for entry in results
     ] + refused
     # A precision that was asked for by name is allowed by that.
     allowed = (*config.numerics.allow, config.numerics.precision)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from paceline.schema import Candidate, NodePlan, Numerics
@@ -10,25 +11,45 @@ MICRO_BATCHES = (4, 1, 2, 8)
 """The likeliest first: where it is far behind, the others need no trial."""
 MAX_STAGES = 4
 SAME = 0.02
-"""Differences of speed below this are no differences: the simpler or steadier one is chosen."""
+"""Differences of speed below this are no differences: the simpler one is chosen."""
+UNCLEAR = 0.06
+"""Nor are larger ones, up to this, that are within the noise of their race (see `is_level`)."""
+LITTLE = 0.2
+"""Who moves less than this part of another's data between the cores comes first of the two."""
 Precision = Literal["fp32", "bf16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 
 
-def is_steadier(entry: Candidate, other: Candidate) -> bool:
-    """As fast as the other in its fast quarter, and clearly faster in its slow one.
+def is_level(entry: Candidate, other: Candidate) -> bool:
+    """Whether a race does not tell that an entry is slower: not by more than its own noise.
 
     >>> node = NodePlan()
-    >>> steady = Candidate(name="a", node=node, low=95.0, high=100.0)
-    >>> is_steadier(steady, Candidate(name="b", node=node, low=90.0, high=100.5))
+    >>> other = Candidate(name="a", node=node, images_per_second=100.0, error=0.01)
+    >>> is_level(Candidate(name="b", node=node, images_per_second=96.0, error=0.02), other)
     True
-    >>> is_steadier(steady, Candidate(name="b", node=node, low=90.0, high=103.0))
+    >>> is_level(Candidate(name="b", node=node, images_per_second=96.0, error=0.005), other)
     False
     """
-    if None in (entry.low, entry.high, other.low, other.high):
+    behind = 1 - (entry.images_per_second or 0.0) / (other.images_per_second or 1.0)
+    noise = 0.0
+    if entry.error is not None and other.error is not None:
+        noise = 2 * math.hypot(entry.error, other.error)
+    return behind <= max(SAME, min(noise, UNCLEAR))
+
+
+def is_calmer(entry: Candidate, other: Candidate) -> bool:
+    """Whether far less goes between the cores: it loses less when these come to lie further apart.
+
+    >>> node = NodePlan()
+    >>> little = Candidate(name="a", node=node, crossing_mb=5.6)
+    >>> is_calmer(little, Candidate(name="b", node=node, crossing_mb=38.4))
+    True
+    >>> is_calmer(little, Candidate(name="b", node=node, crossing_mb=8.0))
+    False
+    """
+    if entry.crossing_mb is None or other.crossing_mb is None:
         return False
-    slow, fast = (entry.low or 0.0), (entry.high or 0.0)
-    return fast >= (1 - SAME / 2) * (other.high or 0.0) and slow > (1 + SAME) * (other.low or 0.0)
+    return entry.crossing_mb < LITTLE * other.crossing_mb
 
 
 def structures(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import cast
 
-from paceline.plan.candidates import SAME, MemoryFormat, Precision, describe, is_steadier
+from paceline.plan.candidates import SAME, MemoryFormat, Precision, describe, is_calmer
 from paceline.schema import Candidate, Config, Plan, Race, Rejected
 from paceline.text import rate
 
@@ -38,12 +38,19 @@ def _why_chosen(candidates: list[Candidate], chosen: Candidate) -> str:
     if not faster:
         return "the fastest"
     fastest = max(faster, key=lambda c: c.images_per_second or 0)
-    return f"as fast as the fastest, and {_advantage(chosen, fastest)}"
+    behind = 1 - (chosen.images_per_second or 0) / (fastest.images_per_second or 1)
+    level = "as fast as the fastest" if behind <= SAME else f"{behind:.0%} behind, within the noise"
+    return f"{level}, and {_advantage(chosen, fastest)}"
 
 
 def _advantage(chosen: Candidate, rival: Candidate) -> str:
     """What decides between near equals."""
-    return "steadier" if is_steadier(chosen, rival) else "simpler"
+    if not is_calmer(chosen, rival):
+        return "simpler"
+    return (
+        f"only {chosen.crossing_mb:.0f} MB go between the cores in every update,"
+        f" not {rival.crossing_mb:.0f}"
+    )
 
 
 def _why_not(
@@ -55,6 +62,8 @@ def _why_not(
         return f'{faster}changes results: allow it with numerics.allow = ["{entry.precision}"]'
     cause = _cause(entry, chosen, gradient_mb)
     behind = 1 - speed / best
+    if behind < -SAME and is_calmer(chosen, entry):
+        return f"{-behind:.0%} faster, within the noise; {cause}"
     if behind < SAME:
         return f"as fast as the choice; {cause}" if cause else "as fast as the choice"
     return f"{behind:.0%} slower{': ' + cause if cause else ''}"
@@ -99,7 +108,9 @@ def decision(race: Race, chosen: Candidate, *, gradient_mb: float) -> str:
         rival = rivals[0]
         name, speed = describe(rival.node), rival.images_per_second or 0
         if speed >= (1 - SAME) * (chosen.images_per_second or 0):
-            return f"{text}; as fast as {name} ({rate(speed)}), and {_advantage(chosen, rival)}"
+            even = speed <= (1 + SAME) * (chosen.images_per_second or 0)
+            level = "as fast as" if even else "within the noise of"
+            return f"{text}; {level} {name} ({rate(speed)}), and {_advantage(chosen, rival)}"
         text += f"; next {name} at {rate(speed)}"
         if cause := _cause(rival, chosen, gradient_mb):
             text += f", because {cause}"

@@ -22,6 +22,8 @@ class Candidate:
     low: float | None = None
     high: float | None = None
     """Quartiles of the timed steps."""
+    error: float | None = None
+    """Standard error of its speed over its turns in the finals, as a part of it."""
     trials: int = 0
     speedup: float | None = None
     """Against `sequential` at fp32 in the same race."""
@@ -29,6 +31,8 @@ class Candidate:
     """Largest resident memory of all its processes together, measured."""
     estimated_mb: float | None = None
     """What was expected before it was tried."""
+    crossing_mb: float | None = None
+    """What goes between the cores in every update, estimated."""
     exact: bool = True
     chosen: bool = False
     reason: str = ""
