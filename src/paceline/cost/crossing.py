@@ -11,7 +11,7 @@ def crossing_mb(footprint: Footprint, node: NodePlan, *, batch_size: int) -> flo
 
     2 x activations x (T - 1) / T   threads divide a layer now by samples, now by channels:
                                     forward and backward, most of it is read by another core
-    + 2 x (W - 1) x weights         gradients to the worker that sums them, weights back
+    + 2 x (C - 1) x weights         copies of the gradient to who sums them, weights back
 
     >>> small = Footprint(parameter_mb=2.8, activation_mb=0.3, optimizer_slots=1)
     >>> crossing_mb(small, NodePlan(strategy="threads", threads=2), batch_size=128)
@@ -22,4 +22,5 @@ def crossing_mb(footprint: Footprint, node: NodePlan, *, batch_size: int) -> flo
     if node.strategy not in ("sequential", "threads", "replicas", "processes"):
         return None
     within = 2 * footprint.activation_mb * batch_size * (node.threads - 1) / node.threads
-    return within + 2 * (node.workers - 1) * footprint.parameter_mb
+    copies = node.replicas * node.processes
+    return within + 2 * (copies - 1) * footprint.parameter_mb

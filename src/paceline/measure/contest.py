@@ -26,11 +26,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from paceline.errors import UserError
-from paceline.plan.candidates import SAME, candidate, is_calmer, is_level
+from paceline.plan.candidates import candidate, is_calmer, is_level, is_near
 from paceline.schema import Candidate, NodePlan
 from paceline.text import rate
 
-RULES = 2
+RULES = 3
 """To be raised with any change of these rules: races kept before are then run anew."""
 FAR_BEHIND = 1.6
 """A candidate this many times slower than the best is not tried further."""
@@ -42,8 +42,10 @@ NEAR_FIRST = 1.45
 """but first those that one turn, on a machine whose speed wanders, put no further behind,"""
 NEAR_LONG = 1.08
 """and of long updates, which vary less, only those at most this many times slower."""
-FINALISTS, FINALISTS_FIRST = 3, 6
+FINALISTS, FINALISTS_FIRST, FINALISTS_LONG = 3, 6, 4
 """Of each precision, at most."""
+ROUNDS_LONG = 2
+"""So many rounds of finals there are of long updates, however late it is."""
 FINALS = 400
 """Finals may last as many updates of the fastest plain candidate, however late it is,"""
 FINALS_PART = 1.4
@@ -73,6 +75,8 @@ TURN_SECONDS = 0.6
 """A turn of short updates lasts about this long: a moment's disturbance must not decide it."""
 LONGEST_TURN = 20
 """Updates of a turn."""
+ENOUGH = 3
+"""Fewer turns do not tell how far they may be off."""
 ALIKE = 3
 """Who had so many turns in the finals is judged by their mean, whatever earlier ones were like."""
 
@@ -116,9 +120,10 @@ class _Entry:
     @property
     def error(self) -> float | None:
         """The standard error of `typical`, as a part of it, where turns tell."""
-        if self.finals < ALIKE:
+        turns = self.turns[-self.finals :] if self.finals >= ALIKE else self.turns
+        if len(turns) < ENOUGH:
             return None
-        return statistics.stdev(self.turns[-self.finals :]) / math.sqrt(self.finals) / self.typical
+        return statistics.stdev(turns) / math.sqrt(len(turns)) / self.typical
 
     @property
     def fastest(self) -> float:
@@ -252,11 +257,11 @@ class Contest:
     def _finals(self, end: float) -> None:
         for rounds in range(ROUNDS):
             contenders = self._contenders(first=rounds == 0)
-            enough = 1 if self._long() else 2
-            if not contenders or (rounds >= enough and self._clear(contenders)):
+            due = self._long() and not self._thorough and rounds < ROUNDS_LONG
+            if not contenders or (rounds >= 2 and self._clear(contenders)):
                 return
             for entry in contenders:
-                if self._clock() > end:
+                if self._clock() > end and not due:
                     return
                 self._attempt(entry.candidate, final=True)
 
@@ -264,7 +269,7 @@ class Contest:
         """Those near the best of their precision; nobody whom nobody else comes near."""
         near, most = (NEAR_FIRST, FINALISTS_FIRST) if first else (NEAR, FINALISTS)
         if self._long():
-            near, most = NEAR_LONG, FINALISTS
+            near, most = NEAR_LONG, FINALISTS_LONG
         result: list[_Entry] = []
         for precision in ("fp32", "bf16"):
             group = [
@@ -333,8 +338,8 @@ def pick(candidates: Sequence[Candidate], allowed: Sequence[str]) -> Candidate |
     ]
     if not usable:
         return None
-    best = max(c.images_per_second or 0.0 for c in usable)
-    near = [c for c in usable if (c.images_per_second or 0.0) >= (1 - SAME) * best]
+    best = max(usable, key=lambda c: c.images_per_second or 0.0)
+    near = [c for c in usable if is_near(c, best)]
     structures = [c.node for c in candidates]
     simplest = min(near, key=lambda c: (structures.index(c.node), -(c.images_per_second or 0.0)))
     calmer = [

@@ -12,12 +12,25 @@ MICRO_BATCHES = (4, 1, 2, 8)
 MAX_STAGES = 4
 SAME = 0.02
 """Differences of speed below this are no differences: the simpler one is chosen."""
-UNCLEAR = 0.06
-"""Nor are larger ones, up to this, that are within the noise of their race (see `is_level`)."""
+NEARLY, UNCLEAR = 0.03, 0.06
+"""Nor are larger ones, up to these, that may be noise of their race (`is_near`, `is_level`)."""
 LITTLE = 0.2
 """Who moves less than this part of another's data between the cores comes first of the two."""
 Precision = Literal["fp32", "bf16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
+
+
+def is_near(entry: Candidate, best: Candidate) -> bool:
+    """Whether it is as likely as not that an entry is as fast as the best, within little.
+
+    >>> node = NodePlan()
+    >>> best = Candidate(name="a", node=node, images_per_second=100.0, error=0.02)
+    >>> is_near(Candidate(name="b", node=node, images_per_second=97.4, error=0.02), best)
+    True
+    >>> is_near(Candidate(name="b", node=node, images_per_second=97.4), best)
+    False
+    """
+    return _behind(entry, best) <= max(SAME, min(_noise(entry, best), NEARLY))
 
 
 def is_level(entry: Candidate, other: Candidate) -> bool:
@@ -30,11 +43,7 @@ def is_level(entry: Candidate, other: Candidate) -> bool:
     >>> is_level(Candidate(name="b", node=node, images_per_second=96.0, error=0.005), other)
     False
     """
-    behind = 1 - (entry.images_per_second or 0.0) / (other.images_per_second or 1.0)
-    noise = 0.0
-    if entry.error is not None and other.error is not None:
-        noise = 2 * math.hypot(entry.error, other.error)
-    return behind <= max(SAME, min(noise, UNCLEAR))
+    return _behind(entry, other) <= max(SAME, min(2 * _noise(entry, other), UNCLEAR))
 
 
 def is_calmer(entry: Candidate, other: Candidate) -> bool:
@@ -136,6 +145,17 @@ def describe(node: NodePlan) -> str:
     if node.strategy == "hybrid":
         return f"hybrid {node.replicas} x {node.stages} stages x{node.micro_batches}"
     return node.strategy
+
+
+def _behind(entry: Candidate, other: Candidate) -> float:
+    return 1 - (entry.images_per_second or 0.0) / (other.images_per_second or 1.0)
+
+
+def _noise(entry: Candidate, other: Candidate) -> float:
+    """The standard error of what their speeds differ by, where both are known."""
+    if entry.error is None or other.error is None:
+        return 0.0
+    return math.hypot(entry.error, other.error)
 
 
 def _thread_counts(cores: int) -> list[int]:

@@ -62,8 +62,8 @@ def _why_not(
         return f'{faster}changes results: allow it with numerics.allow = ["{entry.precision}"]'
     cause = _cause(entry, chosen, gradient_mb)
     behind = 1 - speed / best
-    if behind < -SAME and is_calmer(chosen, entry):
-        return f"{-behind:.0%} faster, within the noise; {cause}"
+    if behind < -SAME:
+        return f"{-behind:.0%} faster, within the noise{'; ' + cause if cause else ''}"
     if behind < SAME:
         return f"as fast as the choice; {cause}" if cause else "as fast as the choice"
     return f"{behind:.0%} slower{': ' + cause if cause else ''}"
