@@ -30,7 +30,7 @@ from paceline.plan.candidates import candidate, is_calmer, is_level, is_near
 from paceline.schema import Candidate, NodePlan
 from paceline.text import rate
 
-RULES = 3
+RULES = 4
 """To be raised with any change of these rules: races kept before are then run anew."""
 FAR_BEHIND = 1.6
 """A candidate this many times slower than the best is not tried further."""
@@ -42,10 +42,8 @@ NEAR_FIRST = 1.45
 """but first those that one turn, on a machine whose speed wanders, put no further behind,"""
 NEAR_LONG = 1.08
 """and of long updates, which vary less, only those at most this many times slower."""
-FINALISTS, FINALISTS_FIRST, FINALISTS_LONG = 3, 6, 4
+FINALISTS, FINALISTS_FIRST = 3, 6
 """Of each precision, at most."""
-ROUNDS_LONG = 2
-"""So many rounds of finals there are of long updates, however late it is."""
 FINALS = 400
 """Finals may last as many updates of the fastest plain candidate, however late it is,"""
 FINALS_PART = 1.4
@@ -75,7 +73,7 @@ TURN_SECONDS = 0.6
 """A turn of short updates lasts about this long: a moment's disturbance must not decide it."""
 LONGEST_TURN = 20
 """Updates of a turn."""
-ENOUGH = 3
+ENOUGH = 2
 """Fewer turns do not tell how far they may be off."""
 ALIKE = 3
 """Who had so many turns in the finals is judged by their mean, whatever earlier ones were like."""
@@ -257,8 +255,9 @@ class Contest:
     def _finals(self, end: float) -> None:
         for rounds in range(ROUNDS):
             contenders = self._contenders(first=rounds == 0)
-            due = self._long() and not self._thorough and rounds < ROUNDS_LONG
-            if not contenders or (rounds >= 2 and self._clear(contenders)):
+            enough = 1 if self._long() else 2
+            due = self._long() and not self._thorough and rounds == 0  # however late it is
+            if not contenders or (rounds >= enough and self._clear(contenders)):
                 return
             for entry in contenders:
                 if self._clock() > end and not due:
@@ -269,7 +268,7 @@ class Contest:
         """Those near the best of their precision; nobody whom nobody else comes near."""
         near, most = (NEAR_FIRST, FINALISTS_FIRST) if first else (NEAR, FINALISTS)
         if self._long():
-            near, most = NEAR_LONG, FINALISTS_LONG
+            near, most = NEAR_LONG, FINALISTS
         result: list[_Entry] = []
         for precision in ("fp32", "bf16"):
             group = [
