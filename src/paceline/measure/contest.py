@@ -12,7 +12,7 @@ up. Three rounds (when `thorough`, nobody stops early, and only the finals count
 
 Where updates are long there are few of them in a race: options of a structure that cannot catch up
 are left out, who was timed only once has a second turn before the front is known, the front and
-the finals are short, and there is more time.
+the finals are short, but their first round is whole, and there is more time.
 """
 
 from __future__ import annotations
