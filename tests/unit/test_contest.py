@@ -315,7 +315,32 @@ def test_of_level_ones_that_which_moves_far_less_between_the_cores_is_chosen() -
         assert chosen.node.strategy == "threads"
 
 
-def test_the_error_of_a_speed_is_that_of_the_turns_in_the_finals() -> None:
+def test_of_those_within_their_noise_the_simplest_is_chosen() -> None:
+    threads = candidate(NodePlan(strategy="threads", threads=2), *EVERY[0])
+    processes = candidate(NodePlan(strategy="processes", processes=2), *EVERY[0])
+    for speed, error, strategy in (
+        (97.4, 0.03, "threads"),
+        (97.4, 0.005, "processes"),  # clearly slower
+        (96.5, 0.10, "processes"),  # who knows, but much
+    ):
+        entries = [
+            dataclasses.replace(threads, images_per_second=speed, error=error),
+            dataclasses.replace(processes, images_per_second=100, error=error),
+        ]
+        chosen = pick(entries, ())
+        assert chosen is not None
+        assert chosen.node.strategy == strategy
+
+
+def test_finalists_of_long_updates_have_a_second_turn_however_late_it_is() -> None:
+    trial = FakeTrial(lambda entry: 9.0)
+    race(trial, NODES, EVERY, seconds=1.0)
+    assert trial.now > LONGEST  # it was late
+    again = [name for name in set(trial.calls) if trial.calls.count(name) > 1]
+    assert sum("bf16" not in name for name in again) == FINALISTS
+
+
+def test_the_error_of_a_speed_is_that_of_its_turns() -> None:
     results = race(FakeTrial(lambda entry: 0.1), NODES)
     errors = [c.error for c in results if c.error is not None]
     assert errors

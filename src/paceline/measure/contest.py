@@ -73,8 +73,6 @@ TURN_SECONDS = 0.6
 """A turn of short updates lasts about this long: a moment's disturbance must not decide it."""
 LONGEST_TURN = 20
 """Updates of a turn."""
-ENOUGH = 2
-"""Fewer turns do not tell how far they may be off."""
 ALIKE = 3
 """Who had so many turns in the finals is judged by their mean, whatever earlier ones were like."""
 
@@ -117,9 +115,9 @@ class _Entry:
 
     @property
     def error(self) -> float | None:
-        """The standard error of `typical`, as a part of it, where turns tell."""
+        """The standard error of `typical`, as a part of it; one turn does not tell."""
         turns = self.turns[-self.finals :] if self.finals >= ALIKE else self.turns
-        if len(turns) < ENOUGH:
+        if len(turns) < 2:
             return None
         return statistics.stdev(turns) / math.sqrt(len(turns)) / self.typical
 

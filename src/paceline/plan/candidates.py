@@ -21,7 +21,7 @@ MemoryFormat = Literal["contiguous", "channels_last"]
 
 
 def is_near(entry: Candidate, best: Candidate) -> bool:
-    """Whether it is as likely as not that an entry is as fast as the best, within little.
+    """Whether an entry is behind the best by no more than the standard error of that.
 
     >>> node = NodePlan()
     >>> best = Candidate(name="a", node=node, images_per_second=100.0, error=0.02)
@@ -30,7 +30,7 @@ def is_near(entry: Candidate, best: Candidate) -> bool:
     >>> is_near(Candidate(name="b", node=node, images_per_second=97.4), best)
     False
     """
-    return _behind(entry, best) <= max(SAME, min(_noise(entry, best), NEARLY))
+    return part_behind(entry, best) <= max(SAME, min(_noise(entry, best), NEARLY))
 
 
 def is_level(entry: Candidate, other: Candidate) -> bool:
@@ -43,7 +43,7 @@ def is_level(entry: Candidate, other: Candidate) -> bool:
     >>> is_level(Candidate(name="b", node=node, images_per_second=96.0, error=0.005), other)
     False
     """
-    return _behind(entry, other) <= max(SAME, min(2 * _noise(entry, other), UNCLEAR))
+    return part_behind(entry, other) <= max(SAME, min(2 * _noise(entry, other), UNCLEAR))
 
 
 def is_calmer(entry: Candidate, other: Candidate) -> bool:
@@ -147,7 +147,8 @@ def describe(node: NodePlan) -> str:
     return node.strategy
 
 
-def _behind(entry: Candidate, other: Candidate) -> float:
+def part_behind(entry: Candidate, other: Candidate) -> float:
+    """By which part of the other's speed an entry is slower; negative where it is faster."""
     return 1 - (entry.images_per_second or 0.0) / (other.images_per_second or 1.0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import cast
 
-from paceline.plan.candidates import SAME, MemoryFormat, Precision, describe, is_calmer
+from paceline.plan.candidates import SAME, MemoryFormat, Precision, describe, is_calmer, part_behind
 from paceline.schema import Candidate, Config, Plan, Race, Rejected
 from paceline.text import rate
 
@@ -38,7 +38,7 @@ def _why_chosen(candidates: list[Candidate], chosen: Candidate) -> str:
     if not faster:
         return "the fastest"
     fastest = max(faster, key=lambda c: c.images_per_second or 0)
-    behind = 1 - (chosen.images_per_second or 0) / (fastest.images_per_second or 1)
+    behind = part_behind(chosen, fastest)
     level = "as fast as the fastest" if behind <= SAME else f"{behind:.0%} behind, within the noise"
     return f"{level}, and {_advantage(chosen, fastest)}"
 
@@ -61,7 +61,7 @@ def _why_not(
         faster = f"{speed / best:.2f}x the choice, but " if speed > best else ""
         return f'{faster}changes results: allow it with numerics.allow = ["{entry.precision}"]'
     cause = _cause(entry, chosen, gradient_mb)
-    behind = 1 - speed / best
+    behind = part_behind(entry, chosen)
     if behind < -SAME:
         return f"{-behind:.0%} faster, within the noise{'; ' + cause if cause else ''}"
     if behind < SAME:

@@ -23,7 +23,7 @@ class Candidate:
     high: float | None = None
     """Quartiles of the timed steps."""
     error: float | None = None
-    """Standard error of its speed over its turns in the finals, as a part of it."""
+    """Standard error of its speed over its turns, as a part of it; None after a single turn."""
     trials: int = 0
     speedup: float | None = None
     """Against `sequential` at fp32 in the same race."""
