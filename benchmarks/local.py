@@ -1,6 +1,6 @@
 """Paceline's choice against stock PyTorch on one machine: `make bench-local`.
 
-    python -m benchmarks.local [--rounds 3] [--only mnist_cnn] [--output FILE]
+    python -m benchmarks.local [--rounds 3] [--only mnist_cnn --only vgg16] [--output FILE]
 
 For each workload, in one run and interleaved: one core, in fp32 and bf16, stock PyTorch with all
 threads, stock DDP over Gloo under torchrun with 2 processes, and what Paceline's
@@ -71,16 +71,17 @@ CASES = (
 
 
 def main() -> None:
+    cases = {case.model: case for case in CASES}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", action="append", choices=[case.model for case in CASES])
+    parser.add_argument(
+        "--only", action="append", choices=cases, help="may be repeated; in the order given"
+    )
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     parser.add_argument("--no-thorough", action="store_true", help="skip the candidates to the end")
     options = parser.parse_args()
     results = {}
-    for case in CASES:
-        if options.only and case.model not in options.only:
-            continue
+    for case in [cases[name] for name in options.only or cases]:
         print(f"== {case.model}, batch {case.batch}", flush=True)
         results[case.model] = run_case(case, options.rounds, thorough=not options.no_thorough)
         print(table(case, results[case.model]), flush=True)
