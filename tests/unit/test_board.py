@@ -130,6 +130,7 @@ import numpy as np
 def act(board, arena):
     found = []
     for size in (100_000, 10, 400_000):
+        arena.clear()
         block = np.frombuffer(arena.allocate(size), np.uint8, size)
         assert not block.any(), "new memory is zero"
         board.barrier("looked")
@@ -140,6 +141,24 @@ def act(board, arena):
     return found
 """
     assert run(2, source) == [[150_000, 15, 600_000]] * 2
+
+
+def test_blocks_of_an_arena_lie_beside_each_other(run: Run) -> None:
+    """The third rank has a part in some of them only."""
+    source = """
+import numpy as np
+def act(board, arena):
+    blocks = []
+    for number, ranks in enumerate((2, 3, 2)):
+        board.activate(ranks)
+        if board.rank < ranks:
+            blocks.append(np.frombuffer(arena.allocate(70_000), np.uint8))
+            if board.rank == ranks - 1:
+                blocks[-1][:] = number + 1
+    board.activate(3)
+    return [sorted({int(block.min()), int(block.max())}) for block in blocks]
+"""
+    assert run(3, source) == [[[1], [2], [3]]] * 2 + [[[2]]]
 
 
 def test_a_rank_that_does_not_come_is_named(run: Run) -> None:

@@ -135,6 +135,8 @@ class Board:
 
     def activate(self, ranks: int) -> None:
         """From now on only the first `ranks` take part; every rank of the node calls it."""
+        # Who still looks for the others in a barrier must see that they came.
+        self.barrier("activation", range(self.size), column=_EVERYONE)
         self.ranks = ranks
         self.generation += 1
         self._rows[self.rank, _ACTIVE] = 0
@@ -231,19 +233,24 @@ class Board:
 
 
 class Arena:
-    """One large block of shared memory, sized by the first rank once the model is known."""
+    """Large blocks of shared memory, sized by the first rank once the model is known."""
 
     def __init__(self, descriptor: int, board: Board) -> None:
         self._descriptor = descriptor
         self._board = board
-        self._memory: mmap.mmap | None = None
 
     def allocate(self, size: int) -> Any:
-        """The block, at least `size` bytes, the same memory on every rank."""
+        """A block of `size` bytes beside those there are, the same memory on every active rank."""
+        size = -(-max(size, 1) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        if self._board.rank == 0:
+            os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size + size)
+        self._board.barrier("allocate")
+        start = os.fstat(self._descriptor).st_size - size
+        memory = mmap.mmap(self._descriptor, size, offset=start)
+        self._board.barrier("map")
+        return memory
+
+    def clear(self) -> None:
+        """Give all blocks back; whoever has one must not touch it again."""
         if self._board.rank == 0:
             os.ftruncate(self._descriptor, 0)
-            os.ftruncate(self._descriptor, max(size, mmap.PAGESIZE))
-        self._board.barrier("allocate")
-        self._memory = mmap.mmap(self._descriptor, max(size, mmap.PAGESIZE))
-        self._board.barrier("map")
-        return self._memory

@@ -11,13 +11,16 @@ up. Three rounds (when `thorough`, nobody stops early, and only the finals count
    rounds takes in all whom one turn may have put behind by chance.
 
 Where updates are long there are few of them in a race: options of a structure that cannot catch up
-are left out, who was timed only once has a second turn before the front is known, the front and
-the finals are short, but their first round is whole, and there is more time.
+are left out, who was timed only once has a second turn before the front is known, the front is
+short, and there is more time. Turns of minutes apart would not tell those apart who are close: the
+finalists are all built and make one update each in turns. Where memory does not allow that, they
+have turns like others, and the first round of them is whole.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import statistics
 import time
@@ -30,7 +33,7 @@ from paceline.plan.candidates import candidate, is_calmer, is_level, is_near
 from paceline.schema import Candidate, NodePlan
 from paceline.text import rate
 
-RULES = 4
+RULES = 5
 """To be raised with any change of these rules: races kept before are then run anew."""
 FAR_BEHIND = 1.6
 """A candidate this many times slower than the best is not tried further."""
@@ -50,6 +53,12 @@ FINALS_PART = 1.4
 """but not longer than so many times the time that the race was given,"""
 ROUNDS = 8
 """and not more rounds."""
+FINALISTS_BUILT = 4
+"""Finalists of long updates, of each precision, that are built together, at most;"""
+ALTERNATIONS_LEAST, ALTERNATIONS = 5, 8
+"""so many updates each, more than the first number only if there is time"""
+LOOK, LEFT = 2, 1.04
+"""and who is so many times slower than the best after so many is left there."""
 LONG_UPDATE = 0.5
 """Seconds: where updates take longer, time goes to the front runners."""
 HOPELESS = 1.25
@@ -67,7 +76,7 @@ LONGEST = 400.0
 """but not longer than these seconds."""
 WARMUP = 2
 """Updates at least before those that are timed."""
-TURN, TURN_LONG = 5, 3
+TURN, TURN_LONG = 5, 2
 """Updates that are timed in a turn, at least; long ones at most."""
 TURN_SECONDS = 0.6
 """A turn of short updates lasts about this long: a moment's disturbance must not decide it."""
@@ -75,6 +84,10 @@ LONGEST_TURN = 20
 """Updates of a turn."""
 ALIKE = 3
 """Who had so many turns in the finals is judged by their mean, whatever earlier ones were like."""
+
+
+IN_GROUPS = ("pipeline", "hybrid")
+"""Strategies over a process group, of which a process has one at a time."""
 
 
 class Trial(Protocol):
@@ -85,6 +98,16 @@ class Trial(Protocol):
     ) -> tuple[list[float], float | None]: ...
 
 
+class Alternation(Protocol):
+    """Keeps several candidates built, to make one update of any of them."""
+
+    def build(self, entry: Candidate) -> None: ...
+
+    def update(self, entry: Candidate) -> float: ...
+
+    def close(self) -> None: ...
+
+
 @dataclass
 class _Entry:
     candidate: Candidate
@@ -93,6 +116,10 @@ class _Entry:
     """The median of each turn, the finals' last."""
     finals: int = 0
     """So many of these turns were in the finals, where all have theirs one after the other."""
+    alternated: list[float] = field(default_factory=list)
+    """Updates in turns with those of the other finalists. What came before no longer counts."""
+    drift: float = 1.0
+    """So many times slower the machine had become when those were timed that this one met not."""
     memory_mb: float | None = None
     failed: str = ""
     stopped: str = ""
@@ -109,17 +136,20 @@ class _Entry:
         A machine whose speed changes for many seconds, and for some candidates more than for
         others, has no one speed that a median would find: training lasts as long as the mean.
         """
+        if self.alternated:
+            return statistics.median(self.alternated)
         if self.finals >= ALIKE:
             return statistics.fmean(self.turns[-self.finals :])
-        return self.median
+        return self.median * self.drift
 
     @property
     def error(self) -> float | None:
         """The standard error of `typical`, as a part of it; one turn does not tell."""
         turns = self.turns[-self.finals :] if self.finals >= ALIKE else self.turns
+        turns = self.alternated or turns
         if len(turns) < 2:
             return None
-        return statistics.stdev(turns) / math.sqrt(len(turns)) / self.typical
+        return statistics.stdev(turns) / math.sqrt(len(turns)) / statistics.fmean(turns)
 
     @property
     def fastest(self) -> float:
@@ -127,10 +157,11 @@ class _Entry:
         return min(self.times, default=float("inf"))
 
     def quartiles(self) -> tuple[float, float]:
-        if len(self.times) < 2:
-            return self.median, self.median
-        low, _, high = statistics.quantiles(self.times, n=4, method="inclusive")
-        return min(low, self.median), high
+        times = self.alternated or [seconds * self.drift for seconds in self.times]
+        if len(times) < 2:
+            return self.typical, self.typical
+        low, _, high = statistics.quantiles(times, n=4, method="inclusive")
+        return min(low, statistics.median_low(times)), high
 
 
 def _anyone(entry: _Entry) -> bool:
@@ -149,10 +180,13 @@ class Contest:
         thorough: bool = False,
         say: Callable[[str], None] = lambda text: None,
         clock: Callable[[], float] = time.monotonic,
+        alternation: Alternation | None = None,
+        room_mb: float = math.inf,
     ) -> None:
         self._trial, self._batch, self._say, self._clock = trial, batch_size, say, clock
         self._start, self._seconds = clock(), seconds
         self._thorough = thorough
+        self._alternation, self._room_mb = alternation, room_mb
         self._entries: dict[str, _Entry] = {}
 
     def run(
@@ -251,6 +285,14 @@ class Contest:
         return LONG_UPDATE < self._best_time(_anyone) < float("inf")
 
     def _finals(self, end: float) -> None:
+        if self._long() and not self._thorough and self._alternation is not None:
+            groups = [self._fitting(group) for group in self._groups()]
+            if all(len(group) > 1 for group in groups):
+                for number, group in enumerate(groups):
+                    # Each group has its part of the time that is left.
+                    left = max(0.0, end - self._clock()) / (len(groups) - number)
+                    self._alternate(self._alternation, group, self._clock() + left)
+                return
         for rounds in range(ROUNDS):
             contenders = self._contenders(first=rounds == 0)
             enough = 1 if self._long() else 2
@@ -262,11 +304,11 @@ class Contest:
                     return
                 self._attempt(entry.candidate, final=True)
 
-    def _contenders(self, *, first: bool) -> list[_Entry]:
+    def _contenders(self, *, first: bool, most: int = FINALISTS) -> list[_Entry]:
         """Those near the best of their precision; nobody whom nobody else comes near."""
-        near, most = (NEAR_FIRST, FINALISTS_FIRST) if first else (NEAR, FINALISTS)
-        if self._long():
-            near, most = NEAR_LONG, FINALISTS
+        near = NEAR_LONG if self._long() else NEAR
+        if first and not self._long():
+            near, most = NEAR_FIRST, FINALISTS_FIRST
         result: list[_Entry] = []
         for precision in ("fp32", "bf16"):
             group = [
@@ -282,6 +324,62 @@ class Contest:
             for e in result
             if any(e is not f and 1 / near <= e.fastest / f.fastest <= near for f in result)
         ]
+
+    def _groups(self) -> list[list[_Entry]]:
+        """Finalists of long updates, each group to be built at once."""
+        near = self._contenders(first=False, most=FINALISTS_BUILT)
+        # Of those over a process group the first, which is the fastest.
+        grouped = [e for e in near if e.candidate.node.strategy in IN_GROUPS]
+        near = [e for e in near if e not in grouped[1:]]
+        plain = [e for e in near if e.candidate.precision == "fp32"]
+        others = [e for e in near if e not in plain]
+        if plain and others:
+            ratio = plain[0].fastest / others[0].fastest
+            if 1 / NEAR_LONG <= ratio <= NEAR_LONG:
+                return [plain + others]
+        return [group for group in (plain, others) if len(group) > 1]
+
+    def _fitting(self, group: list[_Entry]) -> list[_Entry]:
+        """The first ones of a group that fit into memory together."""
+        taken = itertools.accumulate(e.memory_mb or 0.0 for e in group)
+        return [e for e, mb in zip(group, taken, strict=True) if mb <= self._room_mb]
+
+    def _alternate(self, alternation: Alternation, group: list[_Entry], end: float) -> None:
+        """Time updates of all of a group in turns."""
+        try:
+            running = [e for e in group if self._build(alternation, e)]
+            for number in range(ALTERNATIONS):
+                late = number >= ALTERNATIONS_LEAST and self._clock() > end
+                if late or len(running) < 2:
+                    break
+                for entry in running:
+                    entry.alternated.append(alternation.update(entry.candidate))
+                if number + 1 == LOOK:
+                    best = min(min(e.alternated) for e in running)
+                    running = [e for e in running if min(e.alternated) <= LEFT * best]
+        finally:
+            alternation.close()
+        self._follow_drift(group)
+        for entry in group:
+            if entry.alternated:
+                self._say(f"{entry.candidate.name}: {rate(self._batch / entry.typical)} images/s")
+
+    def _build(self, alternation: Alternation, entry: _Entry) -> bool:
+        try:
+            alternation.build(entry.candidate)
+        except UserError as error:
+            entry.failed = str(error)
+            self._say(f"{entry.candidate.name}: {error}")
+            return False
+        return True
+
+    def _follow_drift(self, group: list[_Entry]) -> None:
+        """Let earlier times of the others be what they would have been when these were timed."""
+        changes = [statistics.median(e.alternated) / e.fastest for e in group if e.alternated]
+        for entry in self._entries.values():
+            same = any(entry.candidate.precision == e.candidate.precision for e in group)
+            if changes and same and entry.times and not entry.alternated:
+                entry.drift = statistics.median(changes) * entry.fastest / entry.median
 
     def _clear(self, contenders: list[_Entry]) -> bool:
         """True when, in each precision, the best is apart from the second by their quartiles."""
@@ -312,7 +410,7 @@ class Contest:
                     low=self._batch / high,
                     high=self._batch / low,
                     error=entry.error,
-                    trials=len(entry.times),
+                    trials=len(entry.times) + len(entry.alternated),
                     speedup=base.typical / entry.typical if base else None,
                     memory_mb=entry.memory_mb,
                     reason=entry.stopped,

@@ -26,7 +26,7 @@ from paceline.cost.memory import Footprint, estimate_mb
 from paceline.errors import PacelineError, StrategyError, WorkerError
 from paceline.local.cores import quota_cores, usable_cores, visible_cores
 from paceline.measure.contest import RULES, Contest, pick
-from paceline.measure.race_rank import RaceResult, RaceTask
+from paceline.measure.race_rank import ALTERNATING, RaceResult, RaceTask
 from paceline.plan.candidates import candidate, structures, variants
 from paceline.plan.choose import decision, explain
 from paceline.references import is_reference
@@ -197,11 +197,18 @@ def _race_here(
 ) -> list[Candidate]:
     """In this process: for objects that have no name another process could find them by."""
     from paceline.measure.ground import make_ground
+    from paceline.measure.trial import Alternation
 
+    room_mb = MEMORY_PART * available_mb()
     ground = make_ground(request.config, request.batch_size, parts=parts)
     before = usable_cores()
     contest = Contest(
-        ground.run, batch_size=request.batch_size, seconds=request.seconds, say=_progress(request)
+        ground.run,
+        batch_size=request.batch_size,
+        seconds=request.seconds,
+        say=_progress(request),
+        alternation=Alternation(ground),
+        room_mb=room_mb,
     )
     try:
         return contest.run(nodes, numerics)
@@ -236,6 +243,7 @@ def _task(request: RaceRequest, nodes: list[NodePlan], numerics: list[tuple[Any,
         seconds=request.seconds,
         quiet=request.quiet,
         thorough=request.thorough,
+        room_mb=MEMORY_PART * available_mb(),
     )
 
 
@@ -257,9 +265,13 @@ def _in_ranks(config: Config, task: RaceTask) -> RaceResult:
                 )
                 return read_json(RaceResult, folder / "race-result.json")
             except WorkerError as error:
-                current = folder / "race-current.json"
+                current, alternating = folder / "race-current.json", folder / ALTERNATING
                 if attempt + 1 == ATTEMPTS or not current.exists():
                     raise
+                if alternating.exists():  # each alone did not
+                    task = dataclasses.replace(task, alternate=False)
+                    alternating.unlink()
+                    continue
                 entry = read_json(Candidate, current)
                 reason = f"brought its processes down: {str(error).splitlines()[0]}"
                 broken = dataclasses.replace(entry, reason=reason)

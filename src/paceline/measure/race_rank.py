@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.config import load_config
 from paceline.config.environment import rank_context, shared_memory
@@ -22,6 +23,12 @@ from paceline.run import RunDirectory
 from paceline.schema import Candidate, NodePlan, decode, encode, read_json, write_json
 from paceline.schema.codec import rule
 
+if TYPE_CHECKING:
+    from paceline.local.board import Board
+    from paceline.measure.trial import TrialGround
+
+ALTERNATING = "race-alternating"
+"""A file that is there while several candidates are built."""
 TURN_SECONDS = 0.5
 """About so long one batch size is timed before the next one has its turn."""
 SIZE_ROUNDS = 5
@@ -39,6 +46,10 @@ class RaceTask:
     """Candidates that broke an earlier attempt, with the reason."""
     quiet: bool = False
     thorough: bool = False
+    alternate: bool = True
+    """Whether finalists of long updates may all be built at once."""
+    room_mb: float = 0.0
+    """What they may then take together."""
     sizes: tuple[int, ...] = ()
     """Instead of a race: time `entry` at these batch sizes, in turns."""
     entry: Candidate | None = None
@@ -106,9 +117,8 @@ def _lead(run: RunDirectory, ground: object, board: object) -> None:
         # Left where the launcher finds it should this trial bring the ranks down.
         (run.path / "race-current.json").write_text(json.dumps(encode(entry)))
         size = size or task.batch_size
-        order = {"entry": encode(entry), "warmup": warmup, "steps": steps, "give_up": give_up}
-        board.announce(json.dumps(order | {"size": size}))
-        board.activate(entry.node.ranks)
+        order = {"warmup": warmup, "steps": steps, "give_up": give_up, "size": size}
+        _announce(board, "try", entry, **order)
         return ground.first(size).run(entry, warmup=warmup, steps=steps, give_up=give_up)
 
     if task.sizes:
@@ -124,6 +134,8 @@ def _lead(run: RunDirectory, ground: object, board: object) -> None:
         seconds=task.seconds,
         say=say,
         thorough=task.thorough,
+        alternation=_LedAlternation(run, ground, board) if task.alternate else None,
+        room_mb=task.room_mb,
     )
     candidates = contest.run(task.nodes, [(p, f) for p, f in task.numerics])
     board.announce("")
@@ -165,25 +177,65 @@ def _alike(entry: Candidate, broken: Candidate) -> bool:
 
 def _follow(ground: object, board: object) -> None:
     from paceline.local.board import Board
-    from paceline.measure.trial import TrialGround
+    from paceline.measure.trial import Alternation, TrialGround
 
     assert isinstance(ground, TrialGround)
     assert isinstance(board, Board)
+    alternation = Alternation(ground)
     while True:
         text = board.announce()
         if not text:
             return
         order = json.loads(text)
+        if order["do"] == "close":
+            alternation.close()
+            continue
         entry = decode(Candidate, order["entry"])
         board.activate(entry.node.ranks)
         if board.rank >= entry.node.ranks:
             continue
         try:
-            ground.first(order["size"]).run(
-                entry, warmup=order["warmup"], steps=order["steps"], give_up=order["give_up"]
-            )
+            if order["do"] == "build":
+                alternation.build(entry)
+            elif order["do"] == "update":
+                alternation.update(entry)
+            else:
+                ground.first(order["size"]).run(
+                    entry, warmup=order["warmup"], steps=order["steps"], give_up=order["give_up"]
+                )
         except UserError:
             continue  # the first rank meets the same refusal and puts it into the table
+
+
+def _announce(board: Board, do: str, entry: Candidate, **order: float | None) -> None:
+    """Tell the ranks that stand by what comes next, and who takes part in it."""
+    board.announce(json.dumps({"do": do, "entry": encode(entry), **order}))
+    board.activate(entry.node.ranks)
+
+
+class _LedAlternation:
+    """An alternation of all ranks, led by the first."""
+
+    def __init__(self, run: RunDirectory, ground: TrialGround, board: Board) -> None:
+        from paceline.measure.trial import Alternation
+
+        self._own, self._board = Alternation(ground), board
+        self._sign = run.path / ALTERNATING
+
+    def build(self, entry: Candidate) -> None:
+        # Left where the launcher finds it should so many at once bring the ranks down.
+        self._sign.touch()
+        _announce(self._board, "build", entry)
+        self._own.build(entry)
+
+    def update(self, entry: Candidate) -> float:
+        _announce(self._board, "update", entry)
+        return self._own.update(entry)
+
+    def close(self) -> None:
+        self._board.announce(json.dumps({"do": "close"}))
+        self._own.close()
+        self._sign.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

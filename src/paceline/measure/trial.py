@@ -1,4 +1,7 @@
-"""One trial: build a strategy, warm it up, time some updates, take it down."""
+"""One trial: build a strategy, warm it up, time some updates, take it down.
+
+Or several strategies at once, to be timed in turns, an update each.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,9 @@ from paceline import local
 from paceline.data.sampler import apportion
 from paceline.local.base import Job, LocalStrategy
 from paceline.local.board import Arena, Board
-from paceline.local.cores import divide_cores, pin, visible_cores
+from paceline.local.cores import divide_cores, pin, set_threads, visible_cores
 from paceline.local.memory import give_back_memory, resident_mb
+from paceline.measure.contest import WARMUP
 from paceline.schema import Candidate, RankContext
 from paceline.train.parts import Parts
 
@@ -61,13 +65,13 @@ class TrialGround:
         self, entry: Candidate, *, warmup: int, steps: int, give_up: float | None
     ) -> tuple[list[float], float | None]:
         """This rank's part of a trial: seconds of each timed update, and memory in MB."""
-        ranks = entry.node.ranks
-        rank = self.board.rank if self.board else 0
-        pin(divide_cores(self.cores, ranks, rank) if ranks > 1 else self.cores)
         _reset_peak()
+        if self.arena is not None:
+            self.arena.clear()
+        self.place(entry)
         strategy = local.build(self._job(entry))
         try:
-            inputs, targets = self._part(strategy)
+            inputs, targets = self.part(strategy)
             times = self._time(strategy, inputs, targets, warmup, steps, give_up)
             return times, self._memory()
         finally:
@@ -75,6 +79,23 @@ class TrialGround:
             del strategy
             gc.collect()
             give_back_memory()
+
+    def build(self, entry: Candidate) -> LocalStrategy:
+        """This rank's part of a strategy, warm, beside others that may be built already."""
+        self.place(entry)
+        strategy = local.build(self._job(entry))
+        try:
+            self._time(strategy, *self.part(strategy), WARMUP, 1, None)
+        except BaseException:
+            strategy.close()
+            raise
+        return strategy
+
+    def place(self, entry: Candidate) -> None:
+        """Keep this rank on the cores that a candidate gives it."""
+        ranks = entry.node.ranks
+        rank = self.board.rank if self.board else 0
+        pin(divide_cores(self.cores, ranks, rank) if ranks > 1 else self.cores)
 
     def _job(self, entry: Candidate) -> Job:
         ranks = entry.node.ranks
@@ -99,7 +120,7 @@ class TrialGround:
             arena=self.arena if board else None,
         )
 
-    def _part(self, strategy: LocalStrategy) -> tuple[torch.Tensor, torch.Tensor]:
+    def part(self, strategy: LocalStrategy) -> tuple[torch.Tensor, torch.Tensor]:
         sizes = apportion(len(self.targets), [1.0] * strategy.workers)
         return (
             torch.split(self.inputs, sizes)[strategy.worker].clone(),
@@ -186,3 +207,48 @@ def _reset_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return  # the peak then includes earlier trials: an upper bound
+
+
+@dataclass(frozen=True)
+class _Built:
+    strategy: LocalStrategy
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    threads: int
+    """Of the calling thread, as its strategy has set them."""
+
+
+class Alternation:
+    """One rank's part of several candidates, all built, which make their updates in turns.
+
+    A machine whose speed changes from minute to minute is the same for all of them.
+    """
+
+    def __init__(self, ground: TrialGround) -> None:
+        self._ground = ground
+        self._built: dict[str, _Built] = {}
+
+    def build(self, entry: Candidate) -> None:
+        """Build a candidate and warm it up."""
+        if not self._built and self._ground.arena is not None:
+            self._ground.arena.clear()
+        strategy = self._ground.build(entry)
+        parts = self._ground.part(strategy)
+        self._built[entry.name] = _Built(strategy, *parts, torch.get_num_threads())
+
+    def update(self, entry: Candidate) -> float:
+        """Seconds of one update of a candidate that is built."""
+        built = self._built[entry.name]
+        self._ground.place(entry)
+        set_threads(built.threads)
+        start = time.perf_counter()
+        built.strategy.update(built.inputs, built.targets, len(self._ground.targets), 0)
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        """Take all of them down."""
+        for built in self._built.values():
+            built.strategy.close()
+        self._built.clear()
+        gc.collect()
+        give_back_memory()
