@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Callable
 
 import pytest
 
-from paceline.errors import StrategyError
+from paceline.errors import StrategyError, WorkerError
 from paceline.measure.contest import (
+    ALTERNATIONS,
+    ALTERNATIONS_LEAST,
     FAR_BEHIND,
     FINALISTS,
     LONGEST,
+    LOOK,
     ROUNDS,
     UPDATES,
     WARMUP,
@@ -70,14 +74,51 @@ class FakeTrial:
         return self.now
 
 
+class FakeAlternation:
+    """Updates of candidates that are built, as long as those of a trial."""
+
+    def __init__(self, trial: FakeTrial) -> None:
+        self.trial = trial
+        self.calls: list[str] = []
+        self.built: set[str] = set()
+        self.most = 0
+        self.broken: set[str] = set()
+
+    def build(self, entry: Candidate) -> None:
+        if entry.name in self.broken:
+            raise StrategyError(f"{entry.name} cannot be built again")
+        self.trial.now += 3 * self.trial.seconds(entry)
+        self.built.add(entry.name)
+        self.most = max(self.most, len(self.built))
+
+    def update(self, entry: Candidate) -> float:
+        assert entry.name in self.built
+        self.calls.append(entry.name)
+        seconds = self.trial.seconds(entry)
+        self.trial.now += seconds
+        return seconds
+
+    def close(self) -> None:
+        self.built.clear()
+
+
 def race(
     trial: FakeTrial,
     nodes: list[NodePlan],
     numerics: list[tuple[str, str]] = PLAIN,
     *,
     seconds: float = 1000.0,
+    alternation: FakeAlternation | None = None,
+    room_mb: float = math.inf,
 ) -> list[Candidate]:
-    contest = Contest(trial, batch_size=BATCH, seconds=seconds, clock=trial.clock)
+    contest = Contest(
+        trial,
+        batch_size=BATCH,
+        seconds=seconds,
+        clock=trial.clock,
+        alternation=alternation,
+        room_mb=room_mb,
+    )
     return contest.run(nodes, numerics)
 
 
@@ -340,6 +381,102 @@ def test_finalists_of_long_updates_have_a_second_turn_however_late_it_is() -> No
     assert sum("bf16" not in name for name in again) == FINALISTS
 
 
+FEW = [
+    NodePlan(),
+    NodePlan(strategy="threads", threads=2),
+    NodePlan(strategy="replicas", replicas=2),
+    NodePlan(strategy="processes", processes=2),
+]
+
+
+@pytest.mark.parametrize("period", range(17, 97, 10))
+def test_long_updates_on_a_machine_whose_speed_wanders(period: int) -> None:
+    """It is 7% slower in every second period: turns of different minutes tell nothing."""
+
+    def seconds(entry: Candidate) -> float:
+        slow = 1.07 if int(trial.now / period) % 2 else 1.0
+        return slow * {"sequential": 6.0, "processes 2x1": 2.9}.get(entry.name, 3.0)
+
+    trial = FakeTrial(seconds)
+    alternation = FakeAlternation(trial)
+    results = race(trial, FEW, seconds=40.0, alternation=alternation)
+    chosen = pick(results, ())
+    assert chosen is not None
+    assert chosen.name == "processes 2x1"
+    assert alternation.most == 3
+    assert not alternation.built, "all were taken down"
+    assert all((c.images_per_second or 0) <= (chosen.images_per_second or 0) for c in results)
+
+
+def test_who_is_behind_in_alternation_is_left_there() -> None:
+    times = {"sequential": 6.0, "replicas 2x1": 3.03, "processes 2x1": 3.18}
+    trial = FakeTrial(lambda entry: times.get(entry.name, 3.0))
+    alternation = FakeAlternation(trial)
+    results = {c.name: c for c in race(trial, FEW, alternation=alternation)}
+    assert alternation.calls[:6] == ["threads 2", "replicas 2x1", "processes 2x1"] * LOOK
+    assert set(alternation.calls[6:]) == {"threads 2", "replicas 2x1"}
+    counts = {name: alternation.calls.count(name) for name in results}
+    assert counts["threads 2"] == counts["replicas 2x1"] == ALTERNATIONS
+    turns = {name: trial.calls.count(name) for name in results}
+    assert set(turns.values()) == {1}, "no finals beside"
+    assert results["threads 2"].images_per_second == pytest.approx(BATCH / 3.0)
+    assert results["processes 2x1"].images_per_second == pytest.approx(BATCH / 3.18)
+
+
+def test_updates_alternate_often_enough_however_late_it_is() -> None:
+    trial = FakeTrial(lambda entry: 9.0)
+    alternation = FakeAlternation(trial)
+    race(trial, NODES, EVERY, seconds=1.0, alternation=alternation)
+    assert trial.now > LONGEST  # it was late
+    counts = {name: alternation.calls.count(name) for name in alternation.calls}
+    assert set(counts.values()) == {ALTERNATIONS_LEAST}
+
+
+def test_as_many_alternate_as_fit_into_memory() -> None:
+    for room_mb, most in ((1000.0, 3), (650.0, 2), (450.0, 0)):
+        trial = FakeTrial(lambda entry: 3.0)  # and 300 MB each
+        alternation = FakeAlternation(trial)
+        race(trial, FEW, alternation=alternation, room_mb=room_mb)
+        assert alternation.most == most
+        assert (len(trial.calls) == len(FEW)) == (most > 0), "else they have turns"
+
+
+def test_who_cannot_be_built_beside_others_is_out() -> None:
+    trial = FakeTrial(lambda entry: 3.0)
+    alternation = FakeAlternation(trial)
+    alternation.broken.add("threads 2")
+    results = {c.name: c for c in race(trial, FEW, alternation=alternation)}
+    assert results["threads 2"].images_per_second is None
+    assert "cannot be built again" in results["threads 2"].reason
+    assert set(alternation.calls) == {"replicas 2x1", "processes 2x1"}
+
+
+def test_of_those_over_a_process_group_one_alternates() -> None:
+    nodes = [
+        NodePlan(strategy="pipeline", stages=2, micro_batches=2),
+        NodePlan(strategy="pipeline", stages=2, micro_batches=4),
+        *FEW[1:],
+    ]
+    trial = FakeTrial(lambda entry: 2.95 if entry.node.micro_batches == 4 else 3.0)
+    alternation = FakeAlternation(trial)
+    race(trial, nodes, alternation=alternation)
+    built = {name for name in alternation.calls if name.startswith("pipeline")}
+    assert built == {"pipeline 2 stages x4"}
+
+
+def test_an_alternation_that_fails_is_taken_down() -> None:
+    trial = FakeTrial(lambda entry: 3.0)
+    alternation = FakeAlternation(trial)
+
+    def lost(entry: Candidate) -> float:
+        raise WorkerError("another rank failed")
+
+    alternation.update = lost  # type: ignore[method-assign]
+    with pytest.raises(WorkerError):
+        race(trial, FEW, alternation=alternation)
+    assert not alternation.built
+
+
 def test_the_error_of_a_speed_is_that_of_its_turns() -> None:
     results = race(FakeTrial(lambda entry: 0.1), NODES)
     errors = [c.error for c in results if c.error is not None]
@@ -480,7 +617,7 @@ def test_who_was_timed_long_enough_is_not_said_to_be_far_behind() -> None:
     times = {"sequential": 14.0, "threads 4": 4.0}
     trial = FakeTrial(lambda entry: times.get(entry.name, 9.0))
     by_name = {c.name: c for c in race(trial, NODES)}
-    assert by_name["threads 4"].trials == 3, "ten seconds, not the five updates asked for"
+    assert by_name["threads 4"].trials == 2, "not the five that short updates have"
     assert by_name["threads 4"].reason == by_name["sequential"].reason == ""
     assert by_name["replicas 4x1"].reason == "stopped early: far behind"
 
