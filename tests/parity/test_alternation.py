@@ -10,7 +10,7 @@ import pytest
 from paceline.config import dump_config, load_config
 
 TOLERANCE = 1e-5
-"""Of weights of about 0.1 after ten updates; what ranks sum in another order differs by 1e-7."""
+"""Of weights of about 0.1 after three updates; what ranks sum in another order differs by 1e-7."""
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,6 @@ def test_each_trains_as_if_it_were_alone(tmp_path: Path, ranks: int) -> None:
     assert all(seconds > 0 for times in found["seconds"] for seconds in times)
     assert set(found["differences"]) == set(names)
     assert max(found["differences"].values()) < TOLERANCE
-    assert min(found["updates"].values()) > alternating.ROUNDS, "they were warmed up"
+    assert set(found["updates"].values()) == {alternating.ROUNDS}
     assert len(found["trial"]) == 2
     assert not found["sign"]

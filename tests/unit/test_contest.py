@@ -12,6 +12,7 @@ import pytest
 from paceline.errors import StrategyError, WorkerError
 from paceline.measure.contest import (
     ALTERNATIONS,
+    ALTERNATIONS_COLD,
     ALTERNATIONS_LEAST,
     FAR_BEHIND,
     FINALISTS,
@@ -81,25 +82,27 @@ class FakeAlternation:
         self.trial = trial
         self.calls: list[str] = []
         self.built: set[str] = set()
-        self.most = 0
+        self.most = self.closed = 0
         self.broken: set[str] = set()
 
     def build(self, entry: Candidate) -> None:
         if entry.name in self.broken:
             raise StrategyError(f"{entry.name} cannot be built again")
-        self.trial.now += 3 * self.trial.seconds(entry)
+        assert not self.calls[self.closed :], "all are built before the first update"
         self.built.add(entry.name)
         self.most = max(self.most, len(self.built))
 
     def update(self, entry: Candidate) -> float:
         assert entry.name in self.built
         self.calls.append(entry.name)
-        seconds = self.trial.seconds(entry)
+        cold = self.calls[self.closed :].count(entry.name) <= ALTERNATIONS_COLD
+        seconds = self.trial.seconds(entry) * (2.0 if cold else 1.0)
         self.trial.now += seconds
         return seconds
 
     def close(self) -> None:
         self.built.clear()
+        self.closed = len(self.calls)
 
 
 def race(
@@ -413,10 +416,11 @@ def test_who_is_behind_in_alternation_is_left_there() -> None:
     trial = FakeTrial(lambda entry: times.get(entry.name, 3.0))
     alternation = FakeAlternation(trial)
     results = {c.name: c for c in race(trial, FEW, alternation=alternation)}
-    assert alternation.calls[:6] == ["threads 2", "replicas 2x1", "processes 2x1"] * LOOK
-    assert set(alternation.calls[6:]) == {"threads 2", "replicas 2x1"}
+    everyone = ["threads 2", "replicas 2x1", "processes 2x1"] * (ALTERNATIONS_COLD + LOOK)
+    assert alternation.calls[: len(everyone)] == everyone
+    assert set(alternation.calls[len(everyone) :]) == {"threads 2", "replicas 2x1"}
     counts = {name: alternation.calls.count(name) for name in results}
-    assert counts["threads 2"] == counts["replicas 2x1"] == ALTERNATIONS
+    assert counts["threads 2"] == counts["replicas 2x1"] == ALTERNATIONS_COLD + ALTERNATIONS
     turns = {name: trial.calls.count(name) for name in results}
     assert set(turns.values()) == {1}, "no finals beside"
     assert results["threads 2"].images_per_second == pytest.approx(BATCH / 3.0)
@@ -429,7 +433,7 @@ def test_updates_alternate_often_enough_however_late_it_is() -> None:
     race(trial, NODES, EVERY, seconds=1.0, alternation=alternation)
     assert trial.now > LONGEST  # it was late
     counts = {name: alternation.calls.count(name) for name in alternation.calls}
-    assert set(counts.values()) == {ALTERNATIONS_LEAST}
+    assert set(counts.values()) == {ALTERNATIONS_COLD + ALTERNATIONS_LEAST}
 
 
 def test_as_many_alternate_as_fit_into_memory() -> None:

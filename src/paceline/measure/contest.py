@@ -33,7 +33,7 @@ from paceline.plan.candidates import candidate, is_calmer, is_level, is_near
 from paceline.schema import Candidate, NodePlan
 from paceline.text import rate
 
-RULES = 5
+RULES = 6
 """To be raised with any change of these rules: races kept before are then run anew."""
 FAR_BEHIND = 1.6
 """A candidate this many times slower than the best is not tried further."""
@@ -57,6 +57,8 @@ FINALISTS_BUILT = 4
 """Finalists of long updates, of each precision, that are built together, at most;"""
 ALTERNATIONS_LEAST, ALTERNATIONS = 5, 8
 """so many updates each, more than the first number only if there is time"""
+ALTERNATIONS_COLD = 3
+"""Updates each before those."""
 LOOK, LEFT = 2, 1.04
 """and who is so many times slower than the best after so many is left there."""
 LONG_UPDATE = 0.5
@@ -348,6 +350,8 @@ class Contest:
         """Time updates of all of a group in turns."""
         try:
             running = [e for e in group if self._build(alternation, e)]
+            for entry in running * ALTERNATIONS_COLD:
+                alternation.update(entry.candidate)
             for number in range(ALTERNATIONS):
                 late = number >= ALTERNATIONS_LEAST and self._clock() > end
                 if late or len(running) < 2:

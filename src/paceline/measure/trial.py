@@ -21,7 +21,6 @@ from paceline.local.base import Job, LocalStrategy
 from paceline.local.board import Arena, Board
 from paceline.local.cores import divide_cores, pin, set_threads, visible_cores
 from paceline.local.memory import give_back_memory, resident_mb
-from paceline.measure.contest import WARMUP
 from paceline.schema import Candidate, RankContext
 from paceline.train.parts import Parts
 
@@ -68,8 +67,7 @@ class TrialGround:
         _reset_peak()
         if self.arena is not None:
             self.arena.clear()
-        self.place(entry)
-        strategy = local.build(self._job(entry))
+        strategy = self.build(entry)
         try:
             inputs, targets = self.part(strategy)
             times = self._time(strategy, inputs, targets, warmup, steps, give_up)
@@ -81,14 +79,11 @@ class TrialGround:
             give_back_memory()
 
     def build(self, entry: Candidate) -> LocalStrategy:
-        """This rank's part of a strategy, warm, beside others that may be built already."""
+        """This rank's part of a strategy, beside others that may be built already."""
         self.place(entry)
         strategy = local.build(self._job(entry))
-        try:
-            self._time(strategy, *self.part(strategy), WARMUP, 1, None)
-        except BaseException:
-            strategy.close()
-            raise
+        # A rate of zero leaves the weights as they are: trials must not diverge.
+        strategy.scale_rate(0.0)
         return strategy
 
     def place(self, entry: Candidate) -> None:
@@ -137,8 +132,6 @@ class TrialGround:
         give_up: float | None,
     ) -> list[float]:
         total = len(self.targets)
-        # A rate of zero leaves the weights as they are: trials must not diverge.
-        strategy.scale_rate(0.0)
         times: list[float] = []
         pages: list[int] = []
         warm = 0
@@ -229,7 +222,10 @@ class Alternation:
         self._built: dict[str, _Built] = {}
 
     def build(self, entry: Candidate) -> None:
-        """Build a candidate and warm it up."""
+        """Build a candidate, cold; all are to be built before the first update of any.
+
+        What one takes for its weights, another would miss that had kept it from update to update.
+        """
         if not self._built and self._ground.arena is not None:
             self._ground.arena.clear()
         strategy = self._ground.build(entry)
