@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from paceline.errors import StrategyError, WorkerError
+from paceline.errors import StrategyError
 from paceline.measure.contest import (
     ALTERNATIONS,
     ALTERNATIONS_COLD,
@@ -466,19 +466,6 @@ def test_of_those_over_a_process_group_one_alternates() -> None:
     race(trial, nodes, alternation=alternation)
     built = {name for name in alternation.calls if name.startswith("pipeline")}
     assert built == {"pipeline 2 stages x4"}
-
-
-def test_an_alternation_that_fails_is_taken_down() -> None:
-    trial = FakeTrial(lambda entry: 3.0)
-    alternation = FakeAlternation(trial)
-
-    def lost(entry: Candidate) -> float:
-        raise WorkerError("another rank failed")
-
-    alternation.update = lost  # type: ignore[method-assign]
-    with pytest.raises(WorkerError):
-        race(trial, FEW, alternation=alternation)
-    assert not alternation.built
 
 
 def test_the_error_of_a_speed_is_that_of_its_turns() -> None:

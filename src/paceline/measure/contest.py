@@ -54,13 +54,13 @@ FINALS_PART = 1.4
 ROUNDS = 8
 """and not more rounds."""
 FINALISTS_BUILT = 4
-"""Finalists of long updates, of each precision, that are built together, at most;"""
-ALTERNATIONS_LEAST, ALTERNATIONS = 5, 8
-"""so many updates each, more than the first number only if there is time"""
+"""Finalists of long updates, of each precision, that are built together, at most."""
 ALTERNATIONS_COLD = 3
-"""Updates each before those."""
+"""So many updates each of them makes to warm up,"""
+ALTERNATIONS_LEAST, ALTERNATIONS = 5, 8
+"""then so many that are timed, more than the first number only if there is time;"""
 LOOK, LEFT = 2, 1.04
-"""and who is so many times slower than the best after so many is left there."""
+"""and who is so many times slower than the best after so many of them is left there."""
 LONG_UPDATE = 0.5
 """Seconds: where updates take longer, time goes to the front runners."""
 HOPELESS = 1.25
@@ -88,10 +88,6 @@ ALIKE = 3
 """Who had so many turns in the finals is judged by their mean, whatever earlier ones were like."""
 
 
-IN_GROUPS = ("pipeline", "hybrid")
-"""Strategies over a process group, of which a process has one at a time."""
-
-
 class Trial(Protocol):
     """Runs one candidate: seconds of each timed step, and peak memory in MB."""
 
@@ -101,7 +97,7 @@ class Trial(Protocol):
 
 
 class Alternation(Protocol):
-    """Keeps several candidates built, to make one update of any of them."""
+    """Keeps several candidates built, to make one update of any of them; then takes all down."""
 
     def build(self, entry: Candidate) -> None: ...
 
@@ -121,7 +117,7 @@ class _Entry:
     alternated: list[float] = field(default_factory=list)
     """Updates in turns with those of the other finalists. What came before no longer counts."""
     drift: float = 1.0
-    """So many times slower the machine had become when those were timed that this one met not."""
+    """How many times slower the machine was for the finalists than in this one's turns."""
     memory_mb: float | None = None
     failed: str = ""
     stopped: str = ""
@@ -168,6 +164,12 @@ class _Entry:
 
 def _anyone(entry: _Entry) -> bool:
     return True
+
+
+def _needs_group(node: NodePlan) -> bool:
+    return node.strategy in ("pipeline", "hybrid") or (
+        node.strategy == "processes" and node.sync == "ddp"
+    )
 
 
 class Contest:
@@ -330,8 +332,9 @@ class Contest:
     def _groups(self) -> list[list[_Entry]]:
         """Finalists of long updates, each group to be built at once."""
         near = self._contenders(first=False, most=FINALISTS_BUILT)
-        # Of those over a process group the first, which is the fastest.
-        grouped = [e for e in near if e.candidate.node.strategy in IN_GROUPS]
+        # A process is in one process group at a time: of those that need one the fastest.
+        grouped = [e for e in near if _needs_group(e.candidate.node)]
+        grouped.sort(key=lambda e: e.fastest)
         near = [e for e in near if e not in grouped[1:]]
         plain = [e for e in near if e.candidate.precision == "fp32"]
         others = [e for e in near if e not in plain]
@@ -348,21 +351,19 @@ class Contest:
 
     def _alternate(self, alternation: Alternation, group: list[_Entry], end: float) -> None:
         """Time updates of all of a group in turns."""
-        try:
-            running = [e for e in group if self._build(alternation, e)]
-            for entry in running * ALTERNATIONS_COLD:
-                alternation.update(entry.candidate)
-            for number in range(ALTERNATIONS):
-                late = number >= ALTERNATIONS_LEAST and self._clock() > end
-                if late or len(running) < 2:
-                    break
-                for entry in running:
-                    entry.alternated.append(alternation.update(entry.candidate))
-                if number + 1 == LOOK:
-                    best = min(min(e.alternated) for e in running)
-                    running = [e for e in running if min(e.alternated) <= LEFT * best]
-        finally:
-            alternation.close()
+        running = [e for e in group if self._build(alternation, e)]
+        for entry in running * ALTERNATIONS_COLD:
+            alternation.update(entry.candidate)
+        for number in range(ALTERNATIONS):
+            late = number >= ALTERNATIONS_LEAST and self._clock() > end
+            if late or len(running) < 2:
+                break
+            for entry in running:
+                entry.alternated.append(alternation.update(entry.candidate))
+            if number + 1 == LOOK:
+                best = min(min(e.alternated) for e in running)
+                running = [e for e in running if min(e.alternated) <= LEFT * best]
+        alternation.close()
         self._follow_drift(group)
         for entry in group:
             if entry.alternated:

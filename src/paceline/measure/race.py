@@ -202,12 +202,13 @@ def _race_here(
     room_mb = MEMORY_PART * available_mb()
     ground = make_ground(request.config, request.batch_size, parts=parts)
     before = usable_cores()
+    alternation = Alternation(ground)
     contest = Contest(
         ground.run,
         batch_size=request.batch_size,
         seconds=request.seconds,
         say=_progress(request),
-        alternation=Alternation(ground),
+        alternation=alternation,
         room_mb=room_mb,
     )
     try:
@@ -215,6 +216,7 @@ def _race_here(
     finally:
         from paceline.local.cores import set_threads
 
+        alternation.close()
         set_threads(before)
 
 
