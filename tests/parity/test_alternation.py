@@ -18,7 +18,7 @@ TOLERANCE = 1e-5
 )
 def test_each_trains_as_if_it_were_alone(tmp_path: Path, ranks: int) -> None:
     model = Path(__file__).parent / "own_models.py"
-    config = dump_config(load_config(None, [f"workload.model={model}:Skips"]))
+    config = dump_config(load_config(None, [f"workload.model={model}:onto_one_pixel"]))
     found = alternating.run(tmp_path, ranks, config)
     names = found["entries"]
     assert len(names) == (3 if ranks == 1 else 5)

@@ -10,7 +10,7 @@ from paceline.measure import race
 from paceline.measure.race_rank import ALTERNATING, RaceResult, RaceTask
 from paceline.plan.candidates import candidate
 from paceline.run import RunDirectory
-from paceline.schema import Candidate, Config, NodePlan, read_json, write_json
+from paceline.schema import Config, NodePlan, read_json, write_json
 
 
 @pytest.mark.parametrize("alternating", [True, False])
@@ -28,7 +28,7 @@ def test_candidates_that_fail_together_are_not_blamed(
                 (run.path / ALTERNATING).touch()
             raise WorkerError("rank 0 was killed by SIGKILL")
         assert not (run.path / ALTERNATING).exists()
-        write_json(run.path / "race-result.json", RaceResult(candidates=(Candidate(),)))
+        write_json(run.path / "race-result.json", RaceResult(candidates=(candidate(NodePlan()),)))
         return 0
 
     monkeypatch.setattr(local, "run_ranks", run_ranks)

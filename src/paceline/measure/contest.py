@@ -115,7 +115,8 @@ class _Entry:
     finals: int = 0
     """So many of these turns were in the finals, where all have theirs one after the other."""
     alternated: list[float] = field(default_factory=list)
-    """Updates in turns with those of the other finalists. What came before no longer counts."""
+    """Updates in turns with those of the other finalists, as long as they would have been had the
+    machine had one speed. What came before no longer counts."""
     drift: float = 1.0
     """How many times slower the machine was for the finalists than in this one's turns."""
     memory_mb: float | None = None
@@ -164,6 +165,20 @@ class _Entry:
 
 def _anyone(entry: _Entry) -> bool:
     return True
+
+
+def _even_out(everyone: list[list[float]], to_the_end: list[list[float]]) -> None:
+    """Take out of times that were timed in rounds what made whole rounds faster or slower.
+
+    >>> times = [[1.0, 1.0, 2.0], [1.5, 1.5, 3.0], [2.0, 2.0]]
+    >>> _even_out(times, times[:2])
+    >>> [[round(seconds, 2) for seconds in some] for some in times]
+    [[1.0, 1.0, 1.0], [1.5, 1.5, 1.5], [2.0, 2.0]]
+    """
+    rounds = [statistics.geometric_mean(times) for times in zip(*to_the_end, strict=True)]
+    for times in everyone:
+        for number, seconds in enumerate(times):
+            times[number] = seconds / rounds[number] * statistics.median(rounds)
 
 
 def _needs_group(node: NodePlan) -> bool:
@@ -364,6 +379,7 @@ class Contest:
                 best = min(min(e.alternated) for e in running)
                 running = [e for e in running if min(e.alternated) <= LEFT * best]
         alternation.close()
+        _even_out([e.alternated for e in group], [e.alternated for e in running])
         self._follow_drift(group)
         for entry in group:
             if entry.alternated:
