@@ -117,6 +117,7 @@ class _Entry:
     alternated: list[float] = field(default_factory=list)
     """Updates in turns with those of the other finalists, as long as they would have been had the
     machine had one speed. What came before no longer counts."""
+    alternations: int = 0
     drift: float = 1.0
     """How many times slower the machine was for the finalists than in this one's turns."""
     memory_mb: float | None = None
@@ -167,15 +168,17 @@ def _anyone(entry: _Entry) -> bool:
     return True
 
 
-def _even_out(everyone: list[list[float]], to_the_end: list[list[float]]) -> None:
+def _even_out(everyone: list[list[float]]) -> None:
     """Take out of times that were timed in rounds what made whole rounds faster or slower.
 
-    >>> times = [[1.0, 1.0, 2.0], [1.5, 1.5, 3.0], [2.0, 2.0]]
-    >>> _even_out(times, times[:2])
+    >>> times = [[1.0, 1.0, 2.0], [1.5, 1.5, 3.0]]
+    >>> _even_out(times)
     >>> [[round(seconds, 2) for seconds in some] for some in times]
-    [[1.0, 1.0, 1.0], [1.5, 1.5, 1.5], [2.0, 2.0]]
+    [[1.0, 1.0, 1.0], [1.5, 1.5, 1.5]]
     """
-    rounds = [statistics.geometric_mean(times) for times in zip(*to_the_end, strict=True)]
+    if len(everyone) < 2:
+        return  # nothing would be left of the only one's noise
+    rounds = [statistics.geometric_mean(times) for times in zip(*everyone, strict=True)]
     for times in everyone:
         for number, seconds in enumerate(times):
             times[number] = seconds / rounds[number] * statistics.median(rounds)
@@ -366,6 +369,7 @@ class Contest:
 
     def _alternate(self, alternation: Alternation, group: list[_Entry], end: float) -> None:
         """Time updates of all of a group in turns."""
+        parts: dict[str, float] = {}
         running = [e for e in group if self._build(alternation, e)]
         for entry in running * ALTERNATIONS_COLD:
             alternation.update(entry.candidate)
@@ -375,11 +379,17 @@ class Contest:
                 break
             for entry in running:
                 entry.alternated.append(alternation.update(entry.candidate))
+                entry.alternations += 1
             if number + 1 == LOOK:
                 best = min(min(e.alternated) for e in running)
-                running = [e for e in running if min(e.alternated) <= LEFT * best]
+                parts = {e.candidate.name: min(e.alternated) / best for e in running}
+                running = [e for e in running if parts[e.candidate.name] <= LEFT]
         alternation.close()
-        _even_out([e.alternated for e in group], [e.alternated for e in running])
+        _even_out([e.alternated for e in running])
+        for entry in group:
+            if entry.alternated and entry not in running:  # as far behind as it was when it left
+                best = min(e.typical for e in running)
+                entry.alternated = [parts[entry.candidate.name] * best]
         self._follow_drift(group)
         for entry in group:
             if entry.alternated:
@@ -431,7 +441,7 @@ class Contest:
                     low=self._batch / high,
                     high=self._batch / low,
                     error=entry.error,
-                    trials=len(entry.times) + len(entry.alternated),
+                    trials=len(entry.times) + entry.alternations,
                     speedup=base.typical / entry.typical if base else None,
                     memory_mb=entry.memory_mb,
                     reason=entry.stopped,
