@@ -6,6 +6,7 @@ watch around every test.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,34 @@ def test_a_candidate_that_brings_its_ranks_down_loses_the_race(run_cli, tmp_path
     done = run_cli("race", *line, "--seconds", "1", "--json", timeout=100)
     assert done.returncode == 0, done.stderr
     assert "brought its processes down" in done.stdout
+
+
+MODEL_WITH_A_VIEW = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.head = nn.Linear(4 * 26 * 26, 10)
+
+    def forward(self, images):
+        return self.head(self.conv(images).view(len(images), -1))
+"""
+
+
+@pytest.mark.world_size(2)
+def test_a_model_that_does_not_bear_a_layout_is_raced_without_it(run_cli, tmp_path: Path) -> None:
+    """As in many tutorials: `view` refuses what lies in memory as channels_last."""
+    (tmp_path / "net.py").write_text(MODEL_WITH_A_VIEW)
+    model = f"workload.model={tmp_path / 'net.py'}:Net"
+    done = run_cli("race", "--set", model, "--seconds", "1", "--json", timeout=100)
+    assert done.returncode == 0, done.stderr
+    found = {c["name"]: c for c in json.loads(done.stdout)["candidates"]}
+    for name, entry in found.items():
+        if "channels_last" in name:
+            assert entry["images_per_second"] is None
+            assert "view size is not compatible" in entry["reason"]
+    assert any("channels_last" in name for name in found)
+    assert all(found[name]["images_per_second"] for name in ("threads 2", "processes 2x1"))
+    assert any(entry["chosen"] for entry in found.values())

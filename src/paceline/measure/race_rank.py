@@ -167,12 +167,14 @@ def _time_sizes(
 def _alike(entry: Candidate, broken: Candidate) -> bool:
     """What broke one candidate breaks its relatives: the same strategy at the same precision.
 
-    One that broke at fp32 is not tried at bf16 either.
+    One that broke at fp32 is not tried at bf16 either. One that broke in another layout than the
+    plain one, which was tried before, has a model that does not bear it, whatever the strategy.
     """
-    return entry.node.strategy == broken.node.strategy and broken.precision in (
-        "fp32",
-        entry.precision,
-    )
+    if broken.precision not in ("fp32", entry.precision):
+        return False
+    if broken.memory_format != "contiguous":
+        return entry.memory_format == broken.memory_format
+    return entry.node.strategy == broken.node.strategy
 
 
 def _follow(ground: object, board: object) -> None:
