@@ -17,18 +17,14 @@ from unittest import mock
 import torch
 
 from paceline import local
-from paceline.config import load_config
-from paceline.config.environment import rank_context, shared_memory
 from paceline.launch.local import run_ranks
-from paceline.launch.rank import die_with_parent, record_failure
 from paceline.local.base import Job, LocalStrategy
-from paceline.local.board import Arena, Board
+from paceline.local.board import Board
 from paceline.measure import race_rank
-from paceline.measure.ground import make_ground
 from paceline.measure.trial import TrialGround
 from paceline.plan.candidates import candidate
 from paceline.run import RunDirectory
-from paceline.schema import NodePlan
+from paceline.schema import NodePlan, write_json
 
 ROUNDS, BATCH = 3, 8
 
@@ -36,6 +32,8 @@ ROUNDS, BATCH = 3, 8
 def run(folder: Path, ranks: int, config: str) -> dict[str, Any]:
     """What the first of so many ranks saw."""
     (folder / "config.toml").write_text(config)
+    task = race_rank.RaceTask(nodes=(), numerics=(), batch_size=BATCH)
+    write_json(folder / "race-task.json", task)
     with mock.patch.dict(os.environ, PYTHONPATH=str(Path(__file__).parent)):
         plan = NodePlan(strategy="processes", processes=ranks)
         assert run_ranks(RunDirectory(folder), plan, module="alternating") == 0
@@ -43,7 +41,7 @@ def run(folder: Path, ranks: int, config: str) -> dict[str, Any]:
     return found
 
 
-def _lead(run: RunDirectory, ground: TrialGround, board: Board) -> dict[str, Any]:
+def _lead(run: RunDirectory, ground: TrialGround, board: Board) -> None:
     nodes = [
         NodePlan(strategy="threads", threads=2),
         NodePlan(strategy="replicas", replicas=2),
@@ -79,7 +77,7 @@ def _lead(run: RunDirectory, ground: TrialGround, board: Board) -> dict[str, Any
             float((expected[key] - weights[key]).abs().max()) for key in expected
         )
         alone.close()
-    return {
+    found = {
         "entries": [entry.name for entry in entries],
         "seconds": seconds,
         "differences": differences,
@@ -87,6 +85,7 @@ def _lead(run: RunDirectory, ground: TrialGround, board: Board) -> dict[str, Any
         "trial": trial,
         "sign": (run.path / race_rank.ALTERNATING).exists(),
     }
+    (run.path / "found.json").write_text(json.dumps(found))
 
 
 _updates: Counter[str] = Counter()
@@ -110,29 +109,6 @@ def _eager(job: Job) -> LocalStrategy:
 _build = local.build
 
 
-def main(path: str) -> int:
-    """One rank's part."""
-    context, memory, run = rank_context(), shared_memory(), RunDirectory(Path(path))
-    die_with_parent(memory.parent)
-    board = Board(memory.board, ranks=context.local_size, rank=context.local_rank, deadline=30.0)
-    board.start_heartbeat()
-    try:
-        with mock.patch.object(local, "build", _eager):
-            arena = Arena(memory.arena, board)
-            ground = make_ground(load_config(run.config), BATCH, board=board, arena=arena)
-            if context.is_first:
-                found = _lead(run, ground, board)
-                board.announce("")
-                (run.path / "found.json").write_text(json.dumps(found))
-            else:
-                race_rank._follow(ground, board)
-        return 0
-    except BaseException as error:
-        record_failure(run, context, error)
-        return 1
-    finally:
-        board.close()
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    with mock.patch.object(local, "build", _eager):
+        sys.exit(race_rank.main(sys.argv[1], _lead))

@@ -10,14 +10,11 @@ from collections.abc import Callable
 import pytest
 
 from paceline.errors import StrategyError
+from paceline.measure.alternate import COLD, LEAST, LOOK, MOST
 from paceline.measure.contest import (
-    ALTERNATIONS,
-    ALTERNATIONS_COLD,
-    ALTERNATIONS_LEAST,
     FAR_BEHIND,
     FINALISTS,
     LONGEST,
-    LOOK,
     ROUNDS,
     UPDATES,
     WARMUP,
@@ -95,7 +92,7 @@ class FakeAlternation:
     def update(self, entry: Candidate) -> float:
         assert entry.name in self.built
         self.calls.append(entry.name)
-        cold = self.calls[self.closed :].count(entry.name) <= ALTERNATIONS_COLD
+        cold = self.calls[self.closed :].count(entry.name) <= COLD
         seconds = self.trial.seconds(entry) * (2.0 if cold else 1.0)
         self.trial.now += seconds
         return seconds
@@ -416,11 +413,11 @@ def test_who_is_behind_in_alternation_is_left_there() -> None:
     trial = FakeTrial(lambda entry: times.get(entry.name, 3.0))
     alternation = FakeAlternation(trial)
     results = {c.name: c for c in race(trial, FEW, alternation=alternation)}
-    everyone = ["threads 2", "replicas 2x1", "processes 2x1"] * (ALTERNATIONS_COLD + LOOK)
+    everyone = ["threads 2", "replicas 2x1", "processes 2x1"] * (COLD + LOOK)
     assert alternation.calls[: len(everyone)] == everyone
     assert set(alternation.calls[len(everyone) :]) == {"threads 2", "replicas 2x1"}
     counts = {name: alternation.calls.count(name) for name in results}
-    assert counts["threads 2"] == counts["replicas 2x1"] == ALTERNATIONS_COLD + ALTERNATIONS
+    assert counts["threads 2"] == counts["replicas 2x1"] == COLD + MOST
     turns = {name: trial.calls.count(name) for name in results}
     assert set(turns.values()) == {1}, "no finals beside"
     assert results["threads 2"].images_per_second == pytest.approx(BATCH / 3.0)
@@ -433,7 +430,7 @@ def test_updates_alternate_often_enough_however_late_it_is() -> None:
     race(trial, NODES, EVERY, seconds=1.0, alternation=alternation)
     assert trial.now > LONGEST  # it was late
     counts = {name: alternation.calls.count(name) for name in alternation.calls}
-    assert set(counts.values()) == {ALTERNATIONS_COLD + ALTERNATIONS_LEAST}
+    assert set(counts.values()) == {COLD + LEAST}
 
 
 def test_as_many_alternate_as_fit_into_memory() -> None:

@@ -20,15 +20,22 @@ have turns like others, and the first round of them is whole.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from paceline.errors import UserError
+from paceline.measure.alternate import (
+    TOGETHER,
+    Alternation,
+    alternate,
+    follow_drift,
+    groups_of,
+)
+from paceline.measure.entries import Entry
 from paceline.plan.candidates import candidate, is_calmer, is_level, is_near
 from paceline.schema import Candidate, NodePlan
 from paceline.text import rate
@@ -53,14 +60,6 @@ FINALS_PART = 1.4
 """but not longer than so many times the time that the race was given,"""
 ROUNDS = 8
 """and not more rounds."""
-FINALISTS_BUILT = 4
-"""Finalists of long updates, of each precision, that are built together, at most."""
-ALTERNATIONS_COLD = 3
-"""So many updates each of them makes to warm up,"""
-ALTERNATIONS_LEAST, ALTERNATIONS = 5, 8
-"""then so many that are timed, more than the first number only if there is time;"""
-LOOK, LEFT = 2, 1.04
-"""and who is so many times slower than the best after so many of them is left there."""
 LONG_UPDATE = 0.5
 """Seconds: where updates take longer, time goes to the front runners."""
 HOPELESS = 1.25
@@ -84,8 +83,6 @@ TURN_SECONDS = 0.6
 """A turn of short updates lasts about this long: a moment's disturbance must not decide it."""
 LONGEST_TURN = 20
 """Updates of a turn."""
-ALIKE = 3
-"""Who had so many turns in the finals is judged by their mean, whatever earlier ones were like."""
 
 
 class Trial(Protocol):
@@ -96,98 +93,8 @@ class Trial(Protocol):
     ) -> tuple[list[float], float | None]: ...
 
 
-class Alternation(Protocol):
-    """Keeps several candidates built, to make one update of any of them; then takes all down."""
-
-    def build(self, entry: Candidate) -> None: ...
-
-    def update(self, entry: Candidate) -> float: ...
-
-    def close(self) -> None: ...
-
-
-@dataclass
-class _Entry:
-    candidate: Candidate
-    times: list[float] = field(default_factory=list)
-    turns: list[float] = field(default_factory=list)
-    """The median of each turn, the finals' last."""
-    finals: int = 0
-    """So many of these turns were in the finals, where all have theirs one after the other."""
-    alternated: list[float] = field(default_factory=list)
-    """Updates in turns with those of the other finalists, as long as they would have been had the
-    machine had one speed. What came before no longer counts."""
-    alternations: int = 0
-    drift: float = 1.0
-    """How many times slower the machine was for the finalists than in this one's turns."""
-    memory_mb: float | None = None
-    failed: str = ""
-    stopped: str = ""
-
-    @property
-    def median(self) -> float:
-        """Of an even number the lower one: of two, one was disturbed if they differ."""
-        return statistics.median_low(self.times) if self.times else float("inf")
-
-    @property
-    def typical(self) -> float:
-        """Seconds of an update: the median, or after enough finals the mean of their turns.
-
-        A machine whose speed changes for many seconds, and for some candidates more than for
-        others, has no one speed that a median would find: training lasts as long as the mean.
-        """
-        if self.alternated:
-            return statistics.median(self.alternated)
-        if self.finals >= ALIKE:
-            return statistics.fmean(self.turns[-self.finals :])
-        return self.median * self.drift
-
-    @property
-    def error(self) -> float | None:
-        """The standard error of `typical`, as a part of it; one turn does not tell."""
-        turns = self.turns[-self.finals :] if self.finals >= ALIKE else self.turns
-        turns = self.alternated or turns
-        if len(turns) < 2:
-            return None
-        return statistics.stdev(turns) / math.sqrt(len(turns)) / statistics.fmean(turns)
-
-    @property
-    def fastest(self) -> float:
-        """What it can do: noise only ever adds time, so elimination goes by this."""
-        return min(self.times, default=float("inf"))
-
-    def quartiles(self) -> tuple[float, float]:
-        times = self.alternated or [seconds * self.drift for seconds in self.times]
-        if len(times) < 2:
-            return self.typical, self.typical
-        low, _, high = statistics.quantiles(times, n=4, method="inclusive")
-        return min(low, statistics.median_low(times)), high
-
-
-def _anyone(entry: _Entry) -> bool:
+def _anyone(entry: Entry) -> bool:
     return True
-
-
-def _even_out(everyone: list[list[float]]) -> None:
-    """Take out of times that were timed in rounds what made whole rounds faster or slower.
-
-    >>> times = [[1.0, 1.0, 2.0], [1.5, 1.5, 3.0]]
-    >>> _even_out(times)
-    >>> [[round(seconds, 2) for seconds in some] for some in times]
-    [[1.0, 1.0, 1.0], [1.5, 1.5, 1.5]]
-    """
-    if len(everyone) < 2:
-        return  # nothing would be left of the only one's noise
-    rounds = [statistics.geometric_mean(times) for times in zip(*everyone, strict=True)]
-    for times in everyone:
-        for number, seconds in enumerate(times):
-            times[number] = seconds / rounds[number] * statistics.median(rounds)
-
-
-def _needs_group(node: NodePlan) -> bool:
-    return node.strategy in ("pipeline", "hybrid") or (
-        node.strategy == "processes" and node.sync == "ddp"
-    )
 
 
 class Contest:
@@ -209,7 +116,7 @@ class Contest:
         self._start, self._seconds = clock(), seconds
         self._thorough = thorough
         self._alternation, self._room_mb = alternation, room_mb
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, Entry] = {}
 
     def run(
         self, nodes: Sequence[NodePlan], numerics: Sequence[tuple[str, str]]
@@ -257,7 +164,7 @@ class Contest:
             behind = other.fastest > HOPELESS * best and other.fastest > LONG_UPDATE
             if same and behind and other.times and not self._thorough:
                 reason = f"not tried: {other.candidate.name} is far behind already"
-                self._entries[entry.name] = _Entry(entry, failed=reason)
+                self._entries[entry.name] = Entry(entry, failed=reason)
                 return
         self._attempt(entry)
 
@@ -272,7 +179,7 @@ class Contest:
     def _attempt(self, entry: Candidate, *, final: bool = False) -> None:
         as_many = min(LONGEST_TURN, round(TURN_SECONDS / self._best_time(_anyone)))
         steps = TURN_LONG if self._long() else max(TURN, as_many)
-        record = self._entries.setdefault(entry.name, _Entry(entry))
+        record = self._entries.setdefault(entry.name, Entry(entry))
         if record.failed:
             return
         best = self._best_time(lambda other: other.candidate.precision == entry.precision)
@@ -293,27 +200,28 @@ class Contest:
             record.stopped = "stopped early: far behind"
         self._say(f"{entry.name}: {rate(self._batch / record.typical)} images/s")
 
-    def _best_time(self, chosen: Callable[[_Entry], bool]) -> float:
+    def _best_time(self, chosen: Callable[[Entry], bool]) -> float:
         return min(
             (e.fastest for e in self._entries.values() if chosen(e) and not e.failed),
             default=float("inf"),
         )
 
     def _late(self) -> bool:
-        return self._clock() > self._start + self._seconds
+        return self._is_past(self._start + self._seconds)
+
+    def _is_past(self, end: float) -> bool:
+        return self._clock() > end
 
     def _long(self) -> bool:
         """Whether updates are long, as far as is known."""
         return LONG_UPDATE < self._best_time(_anyone) < float("inf")
 
     def _finals(self, end: float) -> None:
-        if self._long() and not self._thorough and self._alternation is not None:
-            groups = [self._fitting(group) for group in self._groups()]
+        if self._alternation is not None and self._long() and not self._thorough:
+            finalists = self._contenders(first=False, most=TOGETHER)
+            groups = groups_of(finalists, near=NEAR_LONG, room_mb=self._room_mb)
             if all(len(group) > 1 for group in groups):
-                for number, group in enumerate(groups):
-                    # Each group has its part of the time that is left.
-                    left = max(0.0, end - self._clock()) / (len(groups) - number)
-                    self._alternate(self._alternation, group, self._clock() + left)
+                self._alternate(self._alternation, groups, end)
                 return
         for rounds in range(ROUNDS):
             contenders = self._contenders(first=rounds == 0)
@@ -322,16 +230,26 @@ class Contest:
             if not contenders or (rounds >= enough and self._clear(contenders)):
                 return
             for entry in contenders:
-                if self._clock() > end and not due:
+                if self._is_past(end) and not due:
                     return
                 self._attempt(entry.candidate, final=True)
 
-    def _contenders(self, *, first: bool, most: int = FINALISTS) -> list[_Entry]:
+    def _alternate(self, alternation: Alternation, groups: list[list[Entry]], end: float) -> None:
+        for number, group in enumerate(groups):
+            # Each group has its part of the time that is left.
+            left = max(0.0, end - self._clock()) / (len(groups) - number)
+            alternate(alternation, group, late=partial(self._is_past, self._clock() + left))
+            follow_drift(group, list(self._entries.values()))
+            for entry in group:
+                shown = entry.failed or f"{rate(self._batch / entry.typical)} images/s"
+                self._say(f"{entry.candidate.name}: {shown}")
+
+    def _contenders(self, *, first: bool, most: int = FINALISTS) -> list[Entry]:
         """Those near the best of their precision; nobody whom nobody else comes near."""
         near = NEAR_LONG if self._long() else NEAR
         if first and not self._long():
             near, most = NEAR_FIRST, FINALISTS_FIRST
-        result: list[_Entry] = []
+        result: list[Entry] = []
         for precision in ("fp32", "bf16"):
             group = [
                 e
@@ -347,72 +265,7 @@ class Contest:
             if any(e is not f and 1 / near <= e.fastest / f.fastest <= near for f in result)
         ]
 
-    def _groups(self) -> list[list[_Entry]]:
-        """Finalists of long updates, each group to be built at once."""
-        near = self._contenders(first=False, most=FINALISTS_BUILT)
-        # A process is in one process group at a time: of those that need one the fastest.
-        grouped = [e for e in near if _needs_group(e.candidate.node)]
-        grouped.sort(key=lambda e: e.fastest)
-        near = [e for e in near if e not in grouped[1:]]
-        plain = [e for e in near if e.candidate.precision == "fp32"]
-        others = [e for e in near if e not in plain]
-        if plain and others:
-            ratio = plain[0].fastest / others[0].fastest
-            if 1 / NEAR_LONG <= ratio <= NEAR_LONG:
-                return [plain + others]
-        return [group for group in (plain, others) if len(group) > 1]
-
-    def _fitting(self, group: list[_Entry]) -> list[_Entry]:
-        """The first ones of a group that fit into memory together."""
-        taken = itertools.accumulate(e.memory_mb or 0.0 for e in group)
-        return [e for e, mb in zip(group, taken, strict=True) if mb <= self._room_mb]
-
-    def _alternate(self, alternation: Alternation, group: list[_Entry], end: float) -> None:
-        """Time updates of all of a group in turns."""
-        parts: dict[str, float] = {}
-        running = [e for e in group if self._build(alternation, e)]
-        for entry in running * ALTERNATIONS_COLD:
-            alternation.update(entry.candidate)
-        for number in range(ALTERNATIONS):
-            late = number >= ALTERNATIONS_LEAST and self._clock() > end
-            if late or len(running) < 2:
-                break
-            for entry in running:
-                entry.alternated.append(alternation.update(entry.candidate))
-                entry.alternations += 1
-            if number + 1 == LOOK:
-                best = min(min(e.alternated) for e in running)
-                parts = {e.candidate.name: min(e.alternated) / best for e in running}
-                running = [e for e in running if parts[e.candidate.name] <= LEFT]
-        alternation.close()
-        _even_out([e.alternated for e in running])
-        for entry in group:
-            if entry.alternated and entry not in running:  # as far behind as it was when it left
-                best = min(e.typical for e in running)
-                entry.alternated = [parts[entry.candidate.name] * best]
-        self._follow_drift(group)
-        for entry in group:
-            if entry.alternated:
-                self._say(f"{entry.candidate.name}: {rate(self._batch / entry.typical)} images/s")
-
-    def _build(self, alternation: Alternation, entry: _Entry) -> bool:
-        try:
-            alternation.build(entry.candidate)
-        except UserError as error:
-            entry.failed = str(error)
-            self._say(f"{entry.candidate.name}: {error}")
-            return False
-        return True
-
-    def _follow_drift(self, group: list[_Entry]) -> None:
-        """Let earlier times of the others be what they would have been when these were timed."""
-        changes = [statistics.median(e.alternated) / e.fastest for e in group if e.alternated]
-        for entry in self._entries.values():
-            same = any(entry.candidate.precision == e.candidate.precision for e in group)
-            if changes and same and entry.times and not entry.alternated:
-                entry.drift = statistics.median(changes) * entry.fastest / entry.median
-
-    def _clear(self, contenders: list[_Entry]) -> bool:
+    def _clear(self, contenders: list[Entry]) -> bool:
         """True when, in each precision, the best is apart from the second by their quartiles."""
         for precision in ("fp32", "bf16"):
             group = sorted(

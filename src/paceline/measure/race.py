@@ -197,12 +197,12 @@ def _race_here(
 ) -> list[Candidate]:
     """In this process: for objects that have no name another process could find them by."""
     from paceline.measure.ground import make_ground
-    from paceline.measure.trial import Alternation
+    from paceline.measure.trial import RankAlternation
 
     room_mb = MEMORY_PART * available_mb()
     ground = make_ground(request.config, request.batch_size, parts=parts)
     before = usable_cores()
-    alternation = Alternation(ground)
+    alternation = RankAlternation(ground)
     contest = Contest(
         ground.run,
         batch_size=request.batch_size,

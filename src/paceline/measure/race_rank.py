@@ -64,8 +64,11 @@ class RaceResult:
     """Seconds of every timed update by batch size, where sizes were asked for."""
 
 
-def main(run_path: str) -> int:
-    """Take part in a race."""
+Lead = Callable[[RunDirectory, "TrialGround", "Board"], None]
+
+
+def main(run_path: str, lead: Lead | None = None) -> int:
+    """Take part in a race; the first rank leads it."""
     context = rank_context()
     memory = shared_memory()
     die_with_parent(memory.parent)
@@ -73,14 +76,18 @@ def main(run_path: str) -> int:
     run = RunDirectory(Path(run_path))
     from paceline.local.board import Arena, Board
     from paceline.local.memory import keep_freed_memory
+    from paceline.measure.ground import make_ground
 
     keep_freed_memory()
     board = Board(memory.board, ranks=context.local_size, rank=context.local_rank)
     board.start_heartbeat()
     try:
-        ground = _prepare(run, board, Arena(memory.arena, board))
+        task = read_json(RaceTask, run.path / "race-task.json")
+        arena = Arena(memory.arena, board)
+        ground = make_ground(load_config(run.config), task.batch_size, board=board, arena=arena)
         if context.is_first:
-            _lead(run, ground, board)
+            (lead or _lead)(run, ground, board)
+            board.announce("")
         else:
             _follow(ground, board)
         return 0
@@ -91,21 +98,9 @@ def main(run_path: str) -> int:
         board.close()
 
 
-def _prepare(run: RunDirectory, board: object, arena: object) -> object:
-    from paceline.measure.ground import make_ground
-
-    task = read_json(RaceTask, run.path / "race-task.json")
-    config = load_config(run.config)
-    return make_ground(config, task.batch_size, board=board, arena=arena)  # type: ignore[arg-type]
-
-
-def _lead(run: RunDirectory, ground: object, board: object) -> None:
-    from paceline.local.board import Board
+def _lead(run: RunDirectory, ground: TrialGround, board: Board) -> None:
     from paceline.measure.contest import Contest
-    from paceline.measure.trial import TrialGround
 
-    assert isinstance(ground, TrialGround)
-    assert isinstance(board, Board)
     task = read_json(RaceTask, run.path / "race-task.json")
 
     def trial(
@@ -123,7 +118,6 @@ def _lead(run: RunDirectory, ground: object, board: object) -> None:
 
     if task.sizes:
         times = _time_sizes(task, trial)
-        board.announce("")
         write_json(run.path / "race-result.json", RaceResult(times=times))
         return
 
@@ -138,7 +132,6 @@ def _lead(run: RunDirectory, ground: object, board: object) -> None:
         room_mb=task.room_mb,
     )
     candidates = contest.run(task.nodes, [(p, f) for p, f in task.numerics])
-    board.announce("")
     write_json(run.path / "race-result.json", RaceResult(candidates=tuple(candidates)))
 
 
@@ -177,13 +170,10 @@ def _alike(entry: Candidate, broken: Candidate) -> bool:
     return entry.node.strategy == broken.node.strategy
 
 
-def _follow(ground: object, board: object) -> None:
-    from paceline.local.board import Board
-    from paceline.measure.trial import Alternation, TrialGround
+def _follow(ground: TrialGround, board: Board) -> None:
+    from paceline.measure.trial import RankAlternation
 
-    assert isinstance(ground, TrialGround)
-    assert isinstance(board, Board)
-    alternation = Alternation(ground)
+    alternation = RankAlternation(ground)
     while True:
         text = board.announce()
         if not text:
@@ -219,9 +209,9 @@ class _LedAlternation:
     """An alternation of all ranks, led by the first."""
 
     def __init__(self, run: RunDirectory, ground: TrialGround, board: Board) -> None:
-        from paceline.measure.trial import Alternation
+        from paceline.measure.trial import RankAlternation
 
-        self._own, self._board = Alternation(ground), board
+        self._own, self._board = RankAlternation(ground), board
         self._sign = run.path / ALTERNATING
 
     def build(self, entry: Candidate) -> None:

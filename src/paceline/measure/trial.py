@@ -211,7 +211,7 @@ class _Built:
     """Of the calling thread, as its strategy has set them."""
 
 
-class Alternation:
+class RankAlternation:
     """One rank's part of several candidates, all built, which make their updates in turns.
 
     A machine whose speed changes from minute to minute is the same for all of them.
