@@ -67,25 +67,30 @@ def _lead(run: RunDirectory, ground: TrialGround, board: Board) -> None:
     # A trial alone goes on as if nothing had been.
     race_rank._announce(board, "try", entries[-1], warmup=1, steps=2, give_up=None, size=BATCH)
     trial, _ = ground.run(entries[-1], warmup=1, steps=2, give_up=None)
-    differences = {}
+    differences, moved = {}, {}
     for name, weights in after.items():
         alone = local.build(ground._job(candidate(NodePlan())))
+        before = {key: tensor.clone() for key, tensor in alone.model.state_dict().items()}
         for _ in range(counts[name]):
             alone.update(ground.inputs, ground.targets, len(ground.targets), 0)
         expected = alone.model.state_dict()
-        differences[name] = max(
-            float((expected[key] - weights[key]).abs().max()) for key in expected
-        )
+        differences[name] = _largest_difference(expected, weights)
+        moved[name] = _largest_difference(expected, before)
         alone.close()
     found = {
         "entries": [entry.name for entry in entries],
         "seconds": seconds,
         "differences": differences,
+        "moved": moved,
         "updates": counts,
         "trial": trial,
         "sign": (run.path / race_rank.ALTERNATING).exists(),
     }
     (run.path / "found.json").write_text(json.dumps(found))
+
+
+def _largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    return max(float((one[key] - other[key]).abs().max()) for key in one)
 
 
 _updates: Counter[str] = Counter()

@@ -26,6 +26,7 @@ def test_each_trains_as_if_it_were_alone(tmp_path: Path, ranks: int) -> None:
     assert all(seconds > 0 for times in found["seconds"] for seconds in times)
     assert set(found["differences"]) == set(names)
     assert max(found["differences"].values()) < TOLERANCE
+    assert min(found["moved"].values()) > 100 * TOLERANCE, "it trained at all"
     assert set(found["updates"].values()) == {alternating.ROUNDS}
     assert len(found["trial"]) == 2
     assert not found["sign"]

@@ -26,6 +26,7 @@ class Entry:
     """Updates in turns with those of the other finalists, as long as they would have been had the
     machine had one speed. What came before no longer counts."""
     alternations: int = 0
+    """How many of them there were."""
     drift: float = 1.0
     """How many times slower the machine was for the finalists than in this one's turns."""
     memory_mb: float | None = None
@@ -40,6 +41,8 @@ class Entry:
     @property
     def typical(self) -> float:
         """Seconds of an update: the median, or after enough finals the mean of their turns.
+
+        Of finalists that alternated, the median of that: their rounds are evened out already.
 
         A machine whose speed changes for many seconds, and for some candidates more than for
         others, has no one speed that a median would find: training lasts as long as the mean.
