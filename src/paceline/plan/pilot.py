@@ -1,0 +1,369 @@
+"""The pilot: which plan trains next, for how many updates, and why. Pure; no torch.
+
+A training is a sequence of legs. After every leg the pilot is asked again, with all legs so far:
+
+    explore   another plan is tried while what it may bring over the updates that are left is worth
+              more than trying it costs, within the budget
+    compare   a trial's update is held against those of the best plan just before and, where that
+              does not decide, just after it: a machine whose speed drifts is the same for both
+    keep      the best plan known goes on; when its speed changes, all trials count as forgotten
+
+Differences inside the noise are ties, and of ties the simplest plan is kept.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from paceline.schema.legs import Leg, Role
+
+CLEAR = 2.0
+"""Standard errors by which a difference must exceed the noise: about 95% of the time it is real."""
+OBVIOUS = 0.1
+"""A difference of this part needs no second look at the best plan once it is clear."""
+TRIAL_SECONDS = 0.5
+"""About how long a trial is timed: far longer than a moment's hitch."""
+FEWEST = 4
+"""Updates of a leg that is timed: one to warm up, three to time."""
+MOST_PAIRS = 3
+"""How often two plans are compared before they are called a tie."""
+REVIEW_SECONDS = 20.0
+"""How often the pilot looks whether the speed has changed when nothing is left to try."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """A plan that may be tried."""
+
+    name: str
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """What each of its traits is expected to multiply the seconds of a plain update by."""
+    ranks: int = 0
+    """Processes that it needs besides the training's own."""
+    setup_seconds: float | None = None
+    """What taking over is expected to cost; as for the first leg when left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knowledge:
+    """What the pilot decides from."""
+
+    options: Sequence[Option]
+    """Every plan that may be used, the simplest first."""
+    updates: int
+    """Of the whole training."""
+    legs: Sequence[Leg] = ()
+    """Of this training so far; of an interrupted one, since it was resumed."""
+    position: int = 0
+    """Updates done."""
+    elapsed: float = 0.0
+    """Seconds since the training was asked for."""
+    budget: float = 0.05
+    """Part of the expected time that finding the fastest way may cost; 0: only go on."""
+    ready: int = 0
+    """Ranks that stand by."""
+    rank_seconds: float = 0.0
+    """What starting the ranks takes from a training that goes on meanwhile."""
+    out: Mapping[str, str] = field(default_factory=dict)
+    """Plans that failed or were refused, and why."""
+    start: str | None = None
+    """The plan to begin with: the best that past trainings on this machine have found."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What comes next."""
+
+    name: str
+    updates: int
+    role: Role
+    best: str
+    """The best plan known so far."""
+    reason: str = ""
+    ranks: int = 0
+    """How many ranks should be started meanwhile, to stand by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """How much longer a plan's updates take than another's: a logarithm, and its standard error."""
+
+    difference: float
+    error: float
+    pairs: int
+    """Trials that have the other plan on both sides."""
+
+    @property
+    def is_faster(self) -> bool:
+        return self.difference + CLEAR * self.error < 0
+
+    @property
+    def is_slower(self) -> bool:
+        return self.difference - CLEAR * self.error > 0
+
+    @property
+    def is_obvious(self) -> bool:
+        """Clear, and large: drift between two neighbouring legs cannot explain it."""
+        return abs(self.difference) - CLEAR * self.error > OBVIOUS
+
+
+def typical(seconds: Sequence[float]) -> tuple[float | None, float | None]:
+    """The median of a leg's updates without the first, and its standard error as a part of it.
+
+    The error of a median is 1.25 times that of a mean; the spread is taken from the median
+    distance to the median, so that a few hitches do not count.
+
+    >>> typical([9.0, 1.0, 1.0, 1.0])
+    (1.0, 0.0)
+    >>> typical([9.0])
+    (None, None)
+    """
+    timed = list(seconds[1:])
+    if not timed:
+        return None, None
+    middle = statistics.median(timed)
+    spread = 1.4826 * statistics.median(abs(each - middle) for each in timed)
+    return middle, 1.2533 * spread / math.sqrt(len(timed)) / middle if middle > 0 else 0.0
+
+
+def next_leg(known: Knowledge) -> Decision:
+    """The next leg of a training that has updates left."""
+    left = known.updates - known.position
+    if not known.legs:
+        usable = [option.name for option in known.options if option.ranks <= known.ready]
+        name = known.start if known.start in usable and known.start not in known.out else usable[0]
+        reason = "the fastest in past trainings here" if name == known.start else "starts at once"
+        return Decision(
+            name=name, updates=min(left, FEWEST), role="first", best=name, reason=reason
+        )
+    last = known.legs[-1]
+    if last.ended and last.name != last.best:
+        return _onward(known, last.best)
+    if last.role == "trial":
+        return _after_trial(known, last)
+    if last.role == "check":
+        return _after_check(known, last)
+    return _onward(known, last.best)
+
+
+def _after_trial(known: Knowledge, last: Leg) -> Decision:
+    found = compare(known.legs, last.name, last.best)
+    if found is None or found.is_obvious or (found.is_slower and found.pairs):
+        faster = found is not None and found.is_faster
+        return _onward(known, last.name if faster else last.best)
+    updates = _timed_updates(known, last.best)
+    left = known.updates - known.position
+    if left < updates:
+        return _onward(known, last.name if found.is_faster else last.best)
+    return Decision(
+        name=last.best,
+        updates=updates,
+        role="check",
+        best=last.best,
+        reason=f"{last.name} is too close to call: once more beside it",
+    )
+
+
+def _after_check(known: Knowledge, last: Leg) -> Decision:
+    trial = known.legs[-2]
+    found = compare(known.legs, trial.name, last.best)
+    if found is None or found.is_slower:
+        return _onward(known, last.best)
+    if found.is_faster:
+        return _onward(known, trial.name)
+    pace = seconds_of(known.legs, last.best)
+    may_bring = -math.expm1(found.difference - CLEAR * found.error)
+    left = known.updates - known.position
+    cost = 2 * (trial.setup_seconds + last.setup_seconds)
+    if (
+        found.pairs < MOST_PAIRS
+        and may_bring * left * pace > cost
+        and spent(known) + cost <= _allowance(known, last.best)
+    ):
+        return _trial(known, trial.name, last.best, "too close to call")
+    names = [option.name for option in known.options]
+    return _onward(known, min(trial.name, last.best, key=names.index))
+
+
+def _onward(known: Knowledge, best: str) -> Decision:
+    """Try another plan if that is worth it, or go on with the best."""
+    left = known.updates - known.position
+    pace = seconds_of(known.legs, best)
+    waiting = 0
+    for option in _worth_trying(known, best):
+        if option.ranks <= known.ready:
+            gain = 1 - expected(known, option, best)
+            return _trial(known, option.name, best, f"may take {gain:.0%} less time")
+        waiting = max(waiting, option.ranks)
+    review = TRIAL_SECONDS if waiting else REVIEW_SECONDS
+    return Decision(
+        name=best,
+        updates=max(1, min(left, max(FEWEST, math.ceil(review / pace)))),
+        role="keep",
+        best=best,
+        reason="the fastest known" if len({leg.name for leg in known.legs}) > 1 else "",
+        ranks=waiting,
+    )
+
+
+def _trial(known: Knowledge, name: str, best: str, reason: str) -> Decision:
+    left = known.updates - known.position
+    return Decision(
+        name=name,
+        updates=min(left, _timed_updates(known, best)),
+        role="trial",
+        best=best,
+        reason=reason,
+    )
+
+
+def _timed_updates(known: Knowledge, best: str) -> int:
+    """Updates that take about as long as a trial is to be timed."""
+    return FEWEST + math.ceil(TRIAL_SECONDS / seconds_of(known.legs, best))
+
+
+def _worth_trying(known: Knowledge, best: str) -> list[Option]:
+    """Plans whose trial is expected to pay for itself, the most promising first."""
+    if known.budget <= 0:
+        return []
+    left = known.updates - known.position
+    pace = seconds_of(known.legs, best)
+    room = _allowance(known, best) - spent(known)
+    tried = {leg.name for leg in known.legs[_speed_changed_at(known.legs) :]} | set(known.out)
+    found = []
+    for option in known.options:
+        if option.name in tried:
+            continue
+        ratio = expected(known, option, best)
+        gain = (1 - ratio) * pace * (left - _timed_updates(known, best))
+        cost = _trial_cost(known, option, best, ratio)
+        if gain > cost and cost <= room:
+            found.append((gain - cost, option))
+    return [option for _, option in sorted(found, key=lambda pair: -pair[0])]
+
+
+def _trial_cost(known: Knowledge, option: Option, best: str, ratio: float) -> float:
+    """Seconds that a trial is expected to take from the training, if it then goes back."""
+    pace = seconds_of(known.legs, best)
+    setup = option.setup_seconds or known.legs[0].setup_seconds
+    starting = known.rank_seconds if option.ranks > known.ready else 0.0
+    slower = max(0.0, ratio - 1) * pace * _timed_updates(known, best)
+    return starting + 2 * setup + slower
+
+
+def _allowance(known: Knowledge, best: str) -> float:
+    """Seconds that finding the fastest way may cost in all."""
+    left = known.updates - known.position
+    return known.budget * (known.elapsed + left * seconds_of(known.legs, best))
+
+
+def spent(known: Knowledge) -> float:
+    """Seconds that trials have taken from the training so far."""
+    total = 0.0
+    for leg in known.legs:
+        if leg.role in ("trial", "check"):
+            pace = seconds_of(known.legs, leg.best)
+            total += leg.setup_seconds + max(0.0, leg.seconds - leg.updates * pace)
+    return total
+
+
+def saved(known: Knowledge, best: str) -> float:
+    """Seconds that the best plan has saved over the first one, in the updates it made."""
+    first = known.legs[0]
+    if first.update_seconds is None:
+        return 0.0
+    kept = [leg for leg in known.legs if leg.name == best and leg.name != first.name]
+    return sum(leg.updates * first.update_seconds - leg.seconds for leg in kept)
+
+
+def seconds_of(legs: Sequence[Leg], name: str) -> float:
+    """Seconds of an update of a plan, as its newest leg was timed; of any plan before the first."""
+    for leg in reversed(legs):
+        if leg.name == name and leg.update_seconds:
+            return leg.update_seconds
+    for leg in reversed(legs):
+        if leg.update_seconds:
+            return leg.update_seconds
+    return max(1e-6, max(leg.setup_seconds for leg in legs))
+
+
+def expected(known: Knowledge, option: Option, best: str) -> float:
+    """Seconds of an update of an option, as a part of those of the best plan.
+
+    Each is the product of its traits' factors; what trials of this training have shown of a
+    trait replaces what was expected of it.
+    """
+    factors = _learned(known)
+    other = next(each for each in known.options if each.name == best)
+    return _product(option, factors) / _product(other, factors)
+
+
+def _learned(known: Knowledge) -> dict[str, float]:
+    """The factor of every trait, from comparisons of plans that differ in one trait each way."""
+    options = {option.name: option for option in known.options}
+    factors: dict[str, float] = {}
+    for option in known.options:
+        for trait, factor in option.factors.items():
+            factors.setdefault(trait, factor)
+    legs = known.legs[_speed_changed_at(known.legs) :]
+    for leg in legs:
+        if leg.role != "trial" or leg.name not in options or leg.best not in options:
+            continue
+        found = compare(legs, leg.name, leg.best)
+        mine, other = options[leg.name].factors, options[leg.best].factors
+        new, old = mine.keys() - other.keys(), other.keys() - mine.keys()
+        if found is not None and len(new) == 1 and len(old) <= 1:
+            base = math.prod(factors[trait] for trait in old)
+            factors[new.pop()] = math.exp(found.difference) * base
+    return factors
+
+
+def _product(option: Option, factors: Mapping[str, float]) -> float:
+    return math.prod(factors[trait] for trait in option.factors)
+
+
+def compare(legs: Sequence[Leg], name: str, best: str) -> Comparison | None:
+    """A plan's trials against the legs of `best` beside them; None where nothing was timed."""
+    differences, variances, pairs = [], [], 0
+    for index, leg in enumerate(legs):
+        if leg.name != name or leg.best != best or not leg.update_seconds:
+            continue
+        beside = [
+            other
+            for other in (*legs[max(0, index - 1) : index], *legs[index + 1 : index + 2])
+            if other.name == best and other.update_seconds
+        ]
+        if not beside:
+            continue
+        pairs += len(beside) == 2
+        near = statistics.fmean(math.log(other.update_seconds or 1.0) for other in beside)
+        differences.append(math.log(leg.update_seconds) - near)
+        noise = sum((other.error or 0.0) ** 2 for other in beside) / len(beside) ** 2
+        variances.append((leg.error or 0.0) ** 2 + noise)
+    if not differences:
+        return None
+    count = len(differences)
+    error = math.sqrt(sum(variances)) / count
+    if count > 1:
+        error = max(error, statistics.stdev(differences) / math.sqrt(count))
+    return Comparison(difference=statistics.fmean(differences), error=error, pairs=pairs)
+
+
+def _speed_changed_at(legs: Sequence[Leg]) -> int:
+    """Since which leg the speed of the plan that goes on is another than when it was chosen."""
+    start = 0
+    reference: Leg | None = None
+    for index, leg in enumerate(legs):
+        if leg.role != "keep" or not leg.update_seconds:
+            continue
+        if reference is None or reference.name != leg.name:
+            reference = leg
+            continue
+        change = abs(math.log(leg.update_seconds / (reference.update_seconds or 1.0)))
+        noise = CLEAR * math.hypot(leg.error or 0.0, reference.error or 0.0)
+        if change > OBVIOUS + noise:
+            start, reference = index, leg
+    return start

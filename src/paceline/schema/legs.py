@@ -1,0 +1,46 @@
+"""Legs: stretches of consecutive updates of one training under one plan. One line of legs.jsonl each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from paceline.schema.codec import rule
+from paceline.schema.plan import Plan
+
+FORMAT = 1
+Role = Literal["first", "trial", "check", "keep"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leg:
+    """One leg: what was planned, why it began and ended, and what was measured."""
+
+    format: int = FORMAT
+    name: str
+    """The plan in a few words."""
+    plan: Plan = field(default_factory=Plan)
+    first: int = rule(default=0, minimum=0)
+    """Updates that were done before it."""
+    updates: int = rule(default=0, minimum=0)
+    """Updates that it made."""
+    role: Role = "keep"
+    """"trial" tries another plan, "check" goes back to the best one to compare, "keep" goes on."""
+    best: str = ""
+    """The plan that was the best one known when this leg began."""
+    began: str = ""
+    """Why it began."""
+    ended: str = ""
+    """Why it ended before its time, if it did."""
+    began_at: float = 0.0
+    """Seconds after the training's start."""
+    setup_seconds: float = rule(default=0.0, minimum=0.0)
+    """Taking over, building, and the first update, which warms up."""
+    seconds: float = rule(default=0.0, minimum=0.0)
+    """All of its updates."""
+    update_seconds: float | None = None
+    """Median over its updates, the first one left out."""
+    error: float | None = None
+    """Standard error of that median, as a part of it."""
+    predicted_seconds: float | None = None
+    """What an update was expected to take."""
