@@ -150,7 +150,7 @@ def next_leg(known: Knowledge) -> Decision:
 
 
 def _after_trial(known: Knowledge, last: Leg) -> Decision:
-    found = compare(known.legs, last.name, last.best)
+    found = compare(_fresh(known.legs), last.name, last.best)
     if found is None or found.is_obvious or (found.is_slower and found.pairs):
         faster = found is not None and found.is_faster
         return _onward(known, last.name if faster else last.best)
@@ -169,7 +169,7 @@ def _after_trial(known: Knowledge, last: Leg) -> Decision:
 
 def _after_check(known: Knowledge, last: Leg) -> Decision:
     trial = known.legs[-2]
-    found = compare(known.legs, trial.name, last.best)
+    found = compare(_fresh(known.legs), trial.name, last.best)
     if found is None or found.is_slower:
         return _onward(known, last.best)
     if found.is_faster:
@@ -232,7 +232,7 @@ def _worth_trying(known: Knowledge, best: str) -> list[Option]:
     left = known.updates - known.position
     pace = seconds_of(known.legs, best)
     room = _allowance(known, best) - spent(known)
-    tried = {leg.name for leg in known.legs[_speed_changed_at(known.legs) :]} | set(known.out)
+    tried = {leg.name for leg in _fresh(known.legs)} | set(known.out)
     found = []
     for option in known.options:
         if option.name in tried:
@@ -308,7 +308,7 @@ def _learned(known: Knowledge) -> dict[str, float]:
     for option in known.options:
         for trait, factor in option.factors.items():
             factors.setdefault(trait, factor)
-    legs = known.legs[_speed_changed_at(known.legs) :]
+    legs = _fresh(known.legs)
     for leg in legs:
         if leg.role != "trial" or leg.name not in options or leg.best not in options:
             continue
@@ -328,14 +328,13 @@ def _product(option: Option, factors: Mapping[str, float]) -> float:
 def compare(legs: Sequence[Leg], name: str, best: str) -> Comparison | None:
     """A plan's trials against the legs of `best` beside them; None where nothing was timed."""
     differences, variances, pairs = [], [], 0
-    for index, leg in enumerate(legs):
+    for leg in legs:
         if leg.name != name or leg.best != best or not leg.update_seconds:
             continue
-        beside = [
-            other
-            for other in (*legs[max(0, index - 1) : index], *legs[index + 1 : index + 2])
-            if other.name == best and other.update_seconds
-        ]
+        of_best = [other for other in legs if other.name == best and other.update_seconds]
+        before = [other for other in of_best if other.first < leg.first]
+        after = [other for other in of_best if other.first > leg.first]
+        beside = before[-1:] + after[:1]
         if not beside:
             continue
         pairs += len(beside) == 2
@@ -352,8 +351,8 @@ def compare(legs: Sequence[Leg], name: str, best: str) -> Comparison | None:
     return Comparison(difference=statistics.fmean(differences), error=error, pairs=pairs)
 
 
-def _speed_changed_at(legs: Sequence[Leg]) -> int:
-    """Since which leg the speed of the plan that goes on is another than when it was chosen."""
+def _fresh(legs: Sequence[Leg]) -> Sequence[Leg]:
+    """The legs since the plan that goes on last changed its speed: older ones are forgotten."""
     start = 0
     reference: Leg | None = None
     for index, leg in enumerate(legs):
@@ -366,4 +365,4 @@ def _speed_changed_at(legs: Sequence[Leg]) -> int:
         noise = CLEAR * math.hypot(leg.error or 0.0, reference.error or 0.0)
         if change > OBVIOUS + noise:
             start, reference = index, leg
-    return start
+    return legs[start:]

@@ -1,4 +1,4 @@
-"""Legs: stretches of consecutive updates of one training under one plan. One line of legs.jsonl each."""
+"""Legs: consecutive updates of one training under one plan; a line of legs.jsonl each."""
 
 from __future__ import annotations
 

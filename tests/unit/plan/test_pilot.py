@@ -216,10 +216,11 @@ def test_whatever_the_machine(
 
 
 def test_a_comparison_takes_the_noise_from_its_legs() -> None:
-    def leg(name: str, seconds: float, error: float, role: str = "keep") -> Leg:
-        return Leg(name=name, best=PLAIN, update_seconds=seconds, error=error, role=role)  # type: ignore[arg-type]
-
-    legs = [leg(PLAIN, 1.0, 0.03), leg(LAYOUT, 0.9, 0.04, "trial"), leg(PLAIN, 1.0, 0.03)]
+    times = ((PLAIN, 1.0, 0.03), (LAYOUT, 0.9, 0.04), (PLAIN, 1.0, 0.03))
+    legs = [
+        Leg(name=name, best=PLAIN, first=index, update_seconds=seconds, error=error)
+        for index, (name, seconds, error) in enumerate(times)
+    ]
     found = compare(legs, LAYOUT, PLAIN)
     assert found is not None
     assert found.difference == pytest.approx(math.log(0.9))
