@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from paceline.schema import Config, Plan, Race, encode, read_json, write_json
 
 if TYPE_CHECKING:
     from paceline.schema.hosts import Hosts
+    from paceline.schema.legs import Leg
     from paceline.train.parts import Given
 
 
@@ -145,6 +147,12 @@ class Start:
     """Where the lines that ranks of other hosts print go."""
     hosts: HostsRequest | None = None
     """Where to train, if not on this machine alone."""
+    verbose: bool = False
+    """Tell of every leg."""
+    script: Sequence[Leg] = ()
+    """The legs of a run that is repeated."""
+    began: float = field(default_factory=time.perf_counter)
+    """When the training was asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,6 +316,8 @@ def _run_training(start: Start) -> Result:
 
         code = train_on_hosts(start)
         return Result(run=run.path, summary=summary_of(run), exit_code=code)
+    if plan is None and _finds_out(config):
+        return _train_in_legs(start)
     if plan is None:
         plan = choose_plan(start)
     if len(plan.nodes) > 1:
@@ -335,6 +345,30 @@ def _run_training(start: Start) -> Result:
 
     code = run_ranks(RunDirectory(run.path.resolve()), node, silent=start.silent)
     return Result(run=run.path, summary=summary_of(run), exit_code=code)
+
+
+def _finds_out(config: Config) -> bool:
+    """Whether the training finds its fastest way while it trains."""
+    return config.local.strategy == "auto" and not config.numerics.compile
+
+
+def _train_in_legs(start: Start) -> Result:
+    from paceline.workflow.alone import Alone, train_alone
+
+    refuse_options_without_strategy(start.config.local)
+    outcome = train_alone(
+        Alone(
+            config=start.config,
+            run=start.run,
+            given=start.given,
+            silent=start.silent,
+            verbose=start.verbose,
+            script=start.script,
+            began=start.began,
+            say=start.say,
+        )
+    )
+    return Result(run=start.run.path, summary=outcome.summary, exit_code=outcome.exit_code)
 
 
 def summary_of(run: RunDirectory) -> dict[str, Any]:

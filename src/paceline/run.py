@@ -39,6 +39,10 @@ class RunDirectory:
         return self.path / "plan.json"
 
     @property
+    def legs(self) -> Path:
+        return self.path / "legs.jsonl"
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 

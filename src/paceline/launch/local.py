@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from paceline import errors
 from paceline.config.environment import (
@@ -99,7 +99,7 @@ def run_ranks(
             raise SystemExit(128 + ranks.signalled) from None
         raise
     finally:
-        _end(ranks)
+        end_ranks(ranks)
 
 
 @contextlib.contextmanager
@@ -156,21 +156,22 @@ def _watch(ranks: Ranks, board: Any) -> None:
                     selector.unregister(key.fileobj)
             codes = [process.poll() for process in ranks.processes]
             if any(code not in (None, 0) for code in codes[1:]) or codes[0] not in _GOOD:
-                _fail(ranks, board)
+                raise_failure(ranks, board)
             if all(code is not None for code in codes):
                 return
             if not selector.get_map():
                 time.sleep(0.05)
             now = time.monotonic()
             if now - looked < 1.0:  # else we were stopped ourselves, and so were they
-                _check_heartbeats(ranks, board)
+                check_heartbeats(ranks, board)
             looked = now
 
 
 _GOOD = (None, 0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
-def _check_heartbeats(ranks: Ranks, board: Any) -> None:
+def check_heartbeats(ranks: Ranks, board: Any) -> None:
+    """Raise when a rank has not shown for long that it runs."""
     for number, process in enumerate(ranks.processes):
         if process.poll() is not None:
             continue
@@ -187,7 +188,7 @@ def _check_heartbeats(ranks: Ranks, board: Any) -> None:
             )
 
 
-def _fail(ranks: Ranks, board: Any) -> None:
+def raise_failure(ranks: Ranks, board: Any) -> NoReturn:
     """Raise what the first failing rank has left word of."""
     board.abort()
     deadline = time.monotonic() + GRACE_SECONDS
@@ -273,7 +274,8 @@ def _forwarding(ranks: Ranks) -> Callable[[int, FrameType | None], None]:
     return forward
 
 
-def _end(ranks: Ranks) -> None:
+def end_ranks(ranks: Ranks) -> None:
+    """Kill those that still run, and everything they started."""
     for process in ranks.processes:
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):

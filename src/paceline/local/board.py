@@ -20,7 +20,7 @@ from paceline.errors import DeadlineError, WorkerError
 
 _PHASE_BYTES = 64
 _SLOTS = 32
-_HEADER = 8  # numbers: [0] stop_at, [1] abort, [2] bytes of the announcement
+_HEADER = 8  # numbers: [0] stop_at, [1] abort, [2] bytes of the announcement, [3] leg_end
 _ANNOUNCEMENT_BYTES = 16384
 _BEAT_SECONDS = 0.25
 _YIELDS = 200  # looks for the others before the first sleep
@@ -130,6 +130,15 @@ class Board:
     def should_stop(self, updates_done: int) -> bool:
         """True when this rank has reached the update at which all stop."""
         return bool(self._header[0]) and updates_done >= int(self._header[0])
+
+    def shorten_leg(self) -> None:
+        """End the leg at an update that no rank has begun yet."""
+        self._header[3] = int(self._rows[:, 1].max()) + 2
+
+    @property
+    def leg_end(self) -> int | None:
+        """The update at which the leg ends before its time, if it does."""
+        return int(self._header[3]) or None
 
     # --- agreeing -----------------------------------------------------------
 

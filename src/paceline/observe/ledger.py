@@ -38,6 +38,8 @@ PRIORITY: Final = (
     "compute",  # a coarse span around finer ones
     "checkpoint",
     "evaluate",
+    "handover",  # from one leg to the next
+    "stand_by",  # while other ranks train
 )
 _RANK_OF: Final = {name: number for number, name in enumerate(PRIORITY)}
 _CATEGORY_OF: Final = {
@@ -51,6 +53,8 @@ _CATEGORY_OF: Final = {
     "compute": "compute",
     "checkpoint": "checkpoint",
     "evaluate": "evaluation",
+    "handover": "finding",
+    "stand_by": "standing_by",
 }
 
 

@@ -296,12 +296,12 @@ def expected(known: Knowledge, option: Option, best: str) -> float:
     Each is the product of its traits' factors; what trials of this training have shown of a
     trait replaces what was expected of it.
     """
-    factors = _learned(known)
+    factors = learned(known)
     other = next(each for each in known.options if each.name == best)
     return _product(option, factors) / _product(other, factors)
 
 
-def _learned(known: Knowledge) -> dict[str, float]:
+def learned(known: Knowledge) -> dict[str, float]:
     """The factor of every trait, from comparisons of plans that differ in one trait each way."""
     options = {option.name: option for option in known.options}
     factors: dict[str, float] = {}

@@ -268,6 +268,14 @@ class Observe:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pilot:
+    """How much may be spent on finding the fastest way while training."""
+
+    budget: float = rule(default=0.05, minimum=0.0, maximum=1.0)
+    """Part of the expected time that trying other ways may cost; 0 tries none."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """Everything that one run was asked to do."""
 
@@ -282,6 +290,7 @@ class Config:
     numerics: Numerics = field(default_factory=Numerics)
     local: LocalSettings = field(default_factory=LocalSettings)
     exchange: ExchangeSettings = field(default_factory=ExchangeSettings)
+    pilot: Pilot = field(default_factory=Pilot)
     observe: Observe = field(default_factory=Observe)
     versions: dict[str, str] = field(default_factory=dict)
     """What the run was made with; written by Paceline."""

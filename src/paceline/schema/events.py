@@ -35,6 +35,8 @@ SpanName = Literal[
     "optimizer",
     "evaluate",
     "checkpoint",
+    "handover",
+    "stand_by",
 ]
 SPAN_NAMES: Final[tuple[str, ...]] = get_args(SpanName)
 

@@ -20,6 +20,8 @@ CATEGORIES: Final = (
     "evaluation",
     "checkpoint",
     "start_up",
+    "finding",
+    "standing_by",
     "other",
 )
 TITLES: Final = {
@@ -31,6 +33,8 @@ TITLES: Final = {
     "evaluation": "evaluation",
     "checkpoint": "checkpoint",
     "start_up": "start-up",
+    "finding": "finding the fastest way",
+    "standing_by": "standing by",
     "other": "other",
 }
 

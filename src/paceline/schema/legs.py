@@ -44,3 +44,14 @@ class Leg:
     """Standard error of that median, as a part of it."""
     predicted_seconds: float | None = None
     """What an update was expected to take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """What trainings of a workload on this machine have taught, kept in the cache."""
+
+    format: int = FORMAT
+    best: str = ""
+    """The plan that the newest of them ended with."""
+    factors: dict[str, float] = field(default_factory=dict)
+    """What each trait of a plan multiplied the seconds of an update by."""

@@ -39,6 +39,10 @@ class Task:
     network: Network | None = None
     """The other nodes, on a node's leader; None when there is only one node."""
     view: View = dataclasses.field(default_factory=SilentView)
+    ranks_before: int = 0
+    """Ranks of the run that are not of this plan: the process that leads a training in legs."""
+    process_is_new: bool = True
+    """False where this process has taken part in a leg of the run before."""
 
 
 def make_job(task: Task, parts: Parts) -> Job:

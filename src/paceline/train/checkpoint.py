@@ -125,11 +125,7 @@ class Checkpoints:
                 f"the checkpoint {path} cannot be read ({error}): remove it to continue from the"
                 " one before"
             ) from None
-        optimizer: OptimizerState = {k: dict(v) for k, v in state.optimizer_numbers.items()}
-        for key, tensor in tensors.items():
-            name, _, entry = key.rpartition("|")
-            optimizer.setdefault(name, {})[entry] = tensor
-        return state, model, optimizer
+        return state, model, join_state(tensors, state.optimizer_numbers)
 
     def _write(
         self,
@@ -138,14 +134,7 @@ class Checkpoints:
         model: dict[str, torch.Tensor],
         optimizer: OptimizerState,
     ) -> None:
-        tensors: dict[str, torch.Tensor] = {}
-        numbers: dict[str, dict[str, object]] = {}
-        for name, entries in optimizer.items():
-            for entry, value in entries.items():
-                if isinstance(value, torch.Tensor):
-                    tensors[f"{name}|{entry}"] = value
-                else:
-                    numbers.setdefault(name, {})[entry] = value
+        tensors, numbers = split_state(optimizer)
         data = encode(state) | {"optimizer_numbers": numbers}
         save_file(_saveable(model), folder / "model.safetensors")
         save_file(_saveable(tensors), folder / "optimizer.safetensors")
@@ -180,6 +169,32 @@ class Checkpoints:
         """Remove what is being removed, or was left by a run killed while it wrote."""
         for path in self.folder.glob(".partial-*"):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def split_state(
+    optimizer: OptimizerState,
+) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, object]]]:
+    """An optimizer's tensors as "<parameter>|<entry>", and what it holds besides."""
+    tensors: dict[str, torch.Tensor] = {}
+    numbers: dict[str, dict[str, object]] = {}
+    for name, entries in optimizer.items():
+        for entry, value in entries.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{name}|{entry}"] = value
+            else:
+                numbers.setdefault(name, {})[entry] = value
+    return tensors, numbers
+
+
+def join_state(
+    tensors: dict[str, torch.Tensor], numbers: dict[str, dict[str, object]]
+) -> OptimizerState:
+    """What `split_state` took apart."""
+    optimizer: OptimizerState = {name: dict(entries) for name, entries in numbers.items()}
+    for key, tensor in tensors.items():
+        name, _, entry = key.rpartition("|")
+        optimizer.setdefault(name, {})[entry] = tensor
+    return optimizer
 
 
 def _saveable(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

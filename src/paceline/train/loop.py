@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +30,16 @@ from paceline.train.device import use_deterministic
 from paceline.train.epoch_log import EpochLog
 from paceline.train.evaluate import evaluate
 from paceline.train.goal import Goal, LossWatch
+from paceline.train.handover import Handover
 from paceline.train.optimizers import batch_factor, schedule_factor
 from paceline.train.parts import Parts, make_parts
 from paceline.train.serving import make_team
 from paceline.train.shares import describe_shares, rebalanced, worker_shares
 from paceline.train.signals import StopSignals
 from paceline.train.watching import observed
+
+FEWEST = 3
+"""Updates after which a leg that takes too long may end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +100,12 @@ class Trainer:
         self.saved_at = -1
         self.losses = LossWatch()
         self.started = started
+        self.until: int | None = None
+        """The update at which the current leg ends, if that is before the training does."""
+        self.patience: float | None = None
+        """Seconds after which the current leg ends before its time."""
+        self.times: list[float] = []
+        """Seconds of each update of the current leg."""
 
     @property
     def updates(self) -> int:
@@ -110,10 +121,35 @@ class Trainer:
             settings, update=self.position.update, updates=self.updates
         )
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing is left to train."""
+        return self.position.update >= self.updates or self.goal.reached() is not None
+
+    def run_leg(self, until: int, patience: float | None = None) -> list[float]:
+        """Up to update `until`, or until `patience` seconds are over; what each update took."""
+        self.until, self.patience, self.times = until, patience, []
+        self.run()
+        return self.times
+
+    def ends_leg(self) -> bool:
+        """Whether the leg ends after this update; all ranks ask after every update."""
+        board, late = self.task.board, False
+        if self.patience is not None and self.team.is_first:
+            late = len(self.times) >= FEWEST and sum(self.times[1:]) > self.patience
+        if board is None:
+            return late or self.position.update == self.until
+        if late and board.leg_end is None:
+            board.shorten_leg()
+        return self.position.update in (self.until, board.leg_end)
+
     def run(self) -> None:
-        """All epochs that are left."""
+        """All updates that are left, of the training or of the leg."""
         self.count_exchange()  # what went into start-up
-        while self.position.update < self.updates:
+        first = self.position.update
+        while self.position.update < min(self.updates, self.until or self.updates):
+            if self.position.update > first and self.ends_leg():
+                return
             if reached := self.goal.reached():
                 self.view.say(reached)
                 return
@@ -137,9 +173,12 @@ class Trainer:
                 now = time.perf_counter()
                 self.tally.seconds += now - clock
                 self.tally.durations.append(now - clock)
+                self.times.append(now - clock)
                 clock = now
                 if self.position.update >= self.updates or self.position.step == steps:
                     break
+                if self.ends_leg():
+                    return True
                 if self.team.should_stop(self.position.update):
                     return False
                 if self.checkpoint_due():
@@ -302,28 +341,38 @@ class Trainer:
 
     def _save(self, *, best: bool) -> None:
         self.team.enter("checkpoint", self.position.update)
+        found = self.hand_over()
+        if self.team.is_first and self.position.update != self.saved_at:
+            try:
+                self.checkpoints.save(found.state, found.model, found.optimizer, best=best)
+                self.saved_at = self.position.update
+            except StorageError as error:
+                self.view.say(f"warning: {error}")
+        self.team.barrier("checkpoint")
+
+    def hand_over(self) -> Handover:
+        """The state between two updates, whole on the first rank; every rank calls it."""
         self.prepare_evaluation()
         optimizer = whole_optimizer_state(self.job, self.strategy, first=self.team.is_first)
         tally = self.tally.saved()
         sums = self.team.sum([tally["loss_sum"], tally["correct"], tally["samples"]], "checkpoint")
         tally |= dict(zip(("loss_sum", "correct", "samples"), sums, strict=True))
-        if self.team.is_first and self.position.update != self.saved_at:
-            state = TrainState(
-                position=self.position,
-                batch_size=self.feed.sampler.batch_size,
-                samples=self.feed.sampler.samples,
-                tally=tally,
-                seconds=time.perf_counter() - self.started,
-                best_accuracy=self.goal.best,
-                since_best=self.goal.since_best,
-            )
-            try:
-                model = self.strategy.model.state_dict()
-                self.checkpoints.save(state, model, optimizer, best=best)
-                self.saved_at = self.position.update
-            except StorageError as error:
-                self.view.say(f"warning: {error}")
-        self.team.barrier("checkpoint")
+        state = TrainState(
+            position=self.position,
+            batch_size=self.feed.sampler.batch_size,
+            samples=self.feed.sampler.samples,
+            tally=tally,
+            seconds=time.perf_counter() - self.started,
+            best_accuracy=self.goal.best,
+            since_best=self.goal.since_best,
+        )
+        return Handover(
+            state=state,
+            model=self.strategy.model.state_dict(),
+            optimizer=optimizer,
+            durations=tuple(self.tally.durations),
+            saved_at=self.saved_at,
+        )
 
     def begin(self) -> None:
         """Meet the other nodes; one that joins a training goes on where that is."""
@@ -346,31 +395,39 @@ class Trainer:
                 f"{newest} was made with batch {state.batch_size} on {state.samples} samples, but"
                 f" this run has batch {here[0]} on {here[1]}: a run is continued with what it began"
             )
-        self.strategy.load_weights(model)
-        self.strategy.load_optimizer_state(optimizer)
-        self.position, self.saved_at = state.position, state.position.update
         self.started -= state.seconds
+        update = state.position.update
+        self.take_over(Handover(state=state, model=model, optimizer=optimizer, saved_at=update))
+        if self.team.is_first:
+            self.view.say(self.welcome_back())
+
+    def take_over(self, handover: Handover) -> None:
+        """Go on where another leg, or a checkpoint, has left off; every rank calls it."""
+        state = handover.state
+        self.strategy.load_weights(handover.model)
+        self.strategy.load_optimizer_state(handover.optimizer)
+        self.position, self.saved_at = state.position, handover.saved_at
         self.goal.best, self.goal.since_best = state.best_accuracy, state.since_best
         if self.team.is_first:
             self.tally = Tally.restored(state.tally)
+            self.tally.durations = list(handover.durations)
             self.epochs.restore(state.position.epoch)
-            self.view.say(self.welcome_back())
 
     def welcome_back(self) -> str:
         """One line about what is continued."""
         update, path = self.position.update, self.task.run.path
-        if update >= self.updates or self.goal.reached() is not None:
+        if self.is_finished:
             return f"{path} is finished after {update} updates: there is nothing left to train"
         return f"continuing {path} from update {update} (epoch {self.position.epoch + 1})"
 
-    def finish(self, *, open_seconds: float) -> Outcome:
-        """The summary of the run, written to run.json."""
+    def finish(self, *, open_seconds: float, more: Mapping[str, Any] | None = None) -> Outcome:
+        """The summary of the run, written to run.json; `more` is what others know of it."""
         self.team.close()
         self.count_exchange()
         lines = self.epochs.lines
         summary: dict[str, Any] = {
             "name": self.config.name,
-            "finished": self.position.update >= self.updates or self.goal.reached() is not None,
+            "finished": self.is_finished,
             "epochs": self.position.epoch,
             "updates": self.position.update,
             **totals(lines, open_seconds=open_seconds),
@@ -378,6 +435,7 @@ class Trainer:
             "total_seconds": time.perf_counter() - self.started,
             "parameters": self.strategy.parameters,
         }
+        summary |= more or {}
         summary |= comparison(self.config, self.task.plan, lines, self.position.update)
         interrupted = self.signals.received is not None and not summary["finished"]
         if self.team.is_first:

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -18,6 +19,7 @@ from paceline.observe.posts import BothPosts, FolderPosts, Posts, StorePosts
 from paceline.observe.recorder import Recorder, board_listener, make_recorder
 from paceline.observe.samples import process_began
 from paceline.observe.stall import StallSettings, StallWatch, board_place
+from paceline.schema import RankContext
 from paceline.train.assemble import Task
 
 
@@ -38,8 +40,8 @@ def observed(task: Task) -> Iterator[Recorder]:
 
 def recording(task: Task, *, role: Literal["worker", "server"] = "worker") -> Recorder:
     """The recorder of this rank, to be closed by whoever opens it."""
-    settings, context = task.config.observe, task.context
-    own_process = context.world_size > 1 or _started_by_launcher()
+    settings, context = task.config.observe, _recorded_as(task)
+    own_process = task.process_is_new and (context.world_size > 1 or _started_by_launcher())
     if own_process:
         atexit.register(_end_quickly)
     return make_recorder(
@@ -54,10 +56,16 @@ def recording(task: Task, *, role: Literal["worker", "server"] = "worker") -> Re
     )
 
 
+def _recorded_as(task: Task) -> RankContext:
+    """This rank's place among all ranks of the run."""
+    before, context = task.ranks_before, task.context
+    return replace(context, rank=context.rank + before, world_size=context.world_size + before)
+
+
 def _listen(task: Task, recorder: Recorder) -> None:
     _measure_clock(task, recorder)
     if task.board is not None:
-        task.board.on_wait = board_listener(recorder, task.context)
+        task.board.on_wait = board_listener(recorder, _recorded_as(task))
     if task.network is not None:
         task.network.on_wait = lambda operation, started, seconds: recorder.add(
             "exchange", started, seconds, detail=operation

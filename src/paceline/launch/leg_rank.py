@@ -1,0 +1,212 @@
+"""What a rank does that stands by for legs: `python -m paceline.launch.leg_rank RUN`.
+
+It sleeps until the training's own process gives an order, takes its part in a leg, and sleeps
+again. Orders come as lines of JSON on standard input, whose end ends the rank; the first rank
+answers on a pipe of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from paceline.config import load_config
+from paceline.config.environment import rank_context, shared_memory
+from paceline.errors import UserError
+from paceline.launch.rank import die_with_parent, leave, record_failure
+from paceline.run import RunDirectory
+from paceline.schema import Plan, decode
+
+if TYPE_CHECKING:
+    from paceline.local.board import Board
+    from paceline.train.loop import Trainer
+
+SHOW_SECONDS = 0.1
+"""How often the first rank tells how far it is."""
+
+
+def main(run_path: str, handover: int, answers: int) -> int:
+    """Stand by, and take part in legs, until there are no more orders."""
+    die_with_parent(shared_memory().parent)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the training's own process decides who stops when
+    run = RunDirectory(Path(run_path))
+    context = rank_context()
+    try:
+        with os.fdopen(answers, "w", buffering=1) as stream:
+            LegRank(run, handover, stream).serve(sys.stdin)
+        return 0
+    except BaseException as error:
+        record_failure(run, context, error)
+        return 1
+
+
+class LegRank:
+    """One rank, from leg to leg."""
+
+    def __init__(self, run: RunDirectory, handover: int, answers: IO[str]) -> None:
+        # While nothing is asked of it yet: importing torch takes a second.
+        from paceline.local.memory import keep_freed_memory
+        from paceline.train.parts import make_parts
+
+        keep_freed_memory()
+        self._run, self._handover, self._answers = run, handover, answers
+        self._context = rank_context()
+        self._config = load_config(run.config)
+        self._parts = make_parts(self._config)
+        self._open = contextlib.ExitStack()
+        self._trainer: Trainer | None = None
+        self._legs = 0
+
+    def serve(self, orders: IO[str]) -> None:
+        """Carry out one order after the other."""
+        self._answer(did="wake")
+        for line in orders:
+            order = json.loads(line)
+            try:
+                getattr(self, f"_{order.pop('do')}")(**order)
+            except UserError as error:
+                # Every rank of the leg meets the same refusal; they all stand by again.
+                self._close()
+                self._answer(refused=str(error))
+        self._close()
+
+    def _answer(self, **words: Any) -> None:
+        self._answers.write(json.dumps(words) + "\n")
+
+    def _leg(self, plan: Mapping[str, Any], rest: dict[str, Any], began: float) -> None:
+        """Build a plan's strategy and take over."""
+        from paceline.train.assemble import Task
+        from paceline.train.handover import Handover
+        from paceline.train.loop import Trainer
+        from paceline.train.progress import SilentView
+        from paceline.train.watching import observed
+
+        chosen = decode(Plan, plan)
+        node, number = chosen.nodes[0], self._context.local_rank
+        board = self._open_board(node.ranks)
+        from paceline.local.board import Arena
+        from paceline.local.cores import divide_cores, pin, visible_cores
+
+        pin(divide_cores(node.cores or visible_cores(), node.ranks, number))
+        task = Task(
+            config=self._config,
+            plan=chosen,
+            run=self._run,
+            context=dataclasses.replace(
+                self._context, world_size=node.ranks, local_size=node.ranks
+            ),
+            board=board,
+            arena=Arena(shared_memory().arena, board),
+            view=_ToldView(self._answers) if number == 0 else SilentView(),
+            ranks_before=1,
+            process_is_new=self._legs == 0,
+        )
+        self._legs += 1
+        recorder = self._open.enter_context(observed(task))
+        trainer = Trainer(task, self._parts, recorder, started=began)
+        self._open.callback(trainer.strategy.close)
+        trainer.take_over(Handover.fetch(self._handover, rest))
+        recorder.ready()
+        self._trainer = trainer
+        self._answer(did="leg")
+
+    def _open_board(self, ranks: int) -> Board:
+        from paceline.local.board import Board
+
+        board = Board(
+            shared_memory().board,
+            ranks=ranks,
+            rank=self._context.local_rank,
+            deadline=self._config.train.deadline,
+        )
+        board.start_heartbeat()
+        self._open.callback(board.close)
+        return board
+
+    def _go(self, until: int, patience: float | None) -> None:
+        """Train up to an update."""
+        trainer = self._trainer
+        assert trainer is not None
+        times = trainer.run_leg(until, patience)
+        self._answer(
+            did="go",
+            durations=times,
+            update=trainer.position.update,
+            finished=trainer.is_finished,
+            updates=trainer.updates,
+        )
+
+    def _finish(self, open_seconds: float, more: Mapping[str, Any], received: int | None) -> None:
+        """Write the summary of the run."""
+        trainer = self._trainer
+        assert trainer is not None
+        trainer.signals.received = received
+        outcome = trainer.finish(open_seconds=open_seconds, more=more)
+        self._answer(did="finish", summary=outcome.summary, exit_code=outcome.exit_code)
+
+    def _end(self) -> None:
+        """Hand over and stand by."""
+        trainer = self._trainer
+        assert trainer is not None
+        found = trainer.hand_over()
+        rest = found.store(self._handover) if trainer.team.is_first else {}
+        trainer.team.barrier("handover")
+        del found
+        self._close()
+        self._answer(did="end", rest=rest)
+
+    def _close(self) -> None:
+        self._trainer = None
+        self._open.close()
+
+
+class _ToldView:
+    """A view that tells another process what it would show."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._told = time.monotonic()
+        self._images: list[int] = []
+        self._loss: float | None = None
+
+    def _tell(self, what: str, *arguments: Any, **named: Any) -> None:
+        self._stream.write(json.dumps({"show": what, "with": arguments, "named": named}) + "\n")
+
+    def start_epoch(self, epoch: int, epochs: int, steps: int, done: int) -> None:
+        self._tell("start_epoch", epoch, epochs, steps, done)
+
+    def advance(self, *, images: int, loss: float | None, slowest: str = "") -> None:
+        self._images.append(images)
+        self._loss = loss if loss is not None else self._loss
+        if time.monotonic() - self._told >= SHOW_SECONDS:
+            self._advance()
+
+    def _advance(self) -> None:
+        self._told = time.monotonic()
+        if self._images:
+            self._tell("advance", self._images, self._loss)
+            self._images = []
+
+    def end_epoch(self, line: dict[str, Any], epochs: int) -> None:
+        self._advance()
+        self._tell("end_epoch", line, epochs)
+
+    def say(self, text: str) -> None:
+        self._advance()
+        self._tell("say", text)
+
+    def close(self) -> None:
+        self._advance()
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

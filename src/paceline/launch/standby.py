@@ -1,0 +1,174 @@
+"""Ranks of one machine that stand by for legs: started once, asleep while they are not needed.
+
+The process that leads the training keeps the state from before each leg. Whatever happens to
+these ranks (killed, out of memory, stuck) costs the leg they were in, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from paceline.config.environment import (
+    SharedMemory,
+    child_environment,
+    rank_environment,
+    shared_memory_environment,
+)
+from paceline.errors import StrategyError
+from paceline.launch.local import Ranks, check_heartbeats, end_ranks, raise_failure
+from paceline.run import RunDirectory
+from paceline.schema import RankContext
+
+Show = Callable[[dict[str, Any]], None]
+
+
+class Standby:
+    """The ranks, and the only way to talk to them."""
+
+    def __init__(self, run: RunDirectory, count: int, show: Show) -> None:
+        from paceline.local.board import Board, anonymous_memory
+
+        self.count = count
+        self._make_board = Board
+        self._show = show
+        self._memory = SharedMemory(
+            board=anonymous_memory("board"), arena=anonymous_memory("arena"), parent=os.getpid()
+        )
+        self.handover = anonymous_memory("handover")
+        self._ranks = Ranks(run)
+        self._answers: list[_Lines] = []
+        self._awake = 0
+        self.board: Board | None = None
+        """Of the leg that is under way."""
+        try:
+            for number in range(count):
+                (run.rank(number) / "error.json").unlink(missing_ok=True)
+                self._start(number)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, number: int) -> None:
+        context = RankContext(
+            rank=number, world_size=self.count, local_rank=number, local_size=self.count
+        )
+        changes = rank_environment(context) | shared_memory_environment(self._memory)
+        reading, writing = os.pipe()
+        self._answers.append(_Lines(reading))
+        try:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "paceline.launch.leg_rank", str(self._ranks.run.path)),
+                    *(str(self.handover), str(writing)),
+                ],
+                # One until a leg says otherwise: importing must not wake a thread per core.
+                env=child_environment(changes | {"OMP_NUM_THREADS": "1"}),
+                pass_fds=(self._memory.board, self._memory.arena, self.handover, writing),
+                start_new_session=True,
+                stdin=subprocess.PIPE,
+            )
+        finally:
+            os.close(writing)
+        self._ranks.processes.append(process)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all ranks have come up; raises if one has failed to."""
+        if self._awake < self.count:
+            for answer in self._received(timeout=0.0):
+                self._awake += answer.get("did") == "wake"
+        return self._awake == self.count
+
+    def order(self, members: int, do: str, **words: Any) -> dict[str, Any]:
+        """Give the first `members` ranks an order and wait until all have carried it out."""
+        if do == "leg":
+            # Nobody looks at them between two legs: what the last one left is forgotten.
+            for descriptor in (self._memory.board, self._memory.arena):
+                os.ftruncate(descriptor, 0)
+            self.board = self._make_board(self._memory.board, ranks=members, rank=0)
+            self._ranks.started = time.monotonic()
+        line = (json.dumps({"do": do, **words}) + "\n").encode()
+        for process in self._ranks.processes[:members]:
+            assert process.stdin is not None
+            try:
+                process.stdin.write(line)
+                process.stdin.flush()
+            except BrokenPipeError:
+                self._fail()
+        return self._await(members, do)
+
+    def _await(self, members: int, do: str) -> dict[str, Any]:
+        found: dict[int, dict[str, Any]] = {}
+        while len(found) < members:
+            for answer in self._received(timeout=0.1):
+                if answer.get("did") == do or "refused" in answer:
+                    found[answer["rank"]] = answer
+        refusals = [answer["refused"] for answer in found.values() if "refused" in answer]
+        if refusals:
+            raise StrategyError(refusals[0])
+        return found[0]
+
+    def _received(self, timeout: float) -> Iterator[dict[str, Any]]:
+        """What ranks have answered; raises when one of them has ended or hangs."""
+        with selectors.DefaultSelector() as selector:
+            for number, lines in enumerate(self._answers):
+                selector.register(lines.descriptor, selectors.EVENT_READ, number)
+            for key, _ in selector.select(timeout):
+                for text in self._answers[key.data].read():
+                    answer = json.loads(text)
+                    if "show" in answer:
+                        self._show(answer)
+                    else:
+                        yield answer | {"rank": key.data}
+        if any(process.poll() is not None for process in self._ranks.processes):
+            self._fail()
+        if self.board is not None:
+            active = self._ranks.processes[: self.board.size]
+            check_heartbeats(dataclasses.replace(self._ranks, processes=active), self.board)
+
+    def _fail(self) -> None:
+        from paceline.local.board import Board
+
+        board = self.board or Board(self._memory.board, ranks=self.count, rank=0)
+        raise_failure(self._ranks, board)
+
+    def request_stop(self) -> None:
+        """Ask the ranks of the leg that is under way to stop at the same update."""
+        if self.board is not None:
+            self.board.request_stop()
+
+    def close(self) -> None:
+        """End the ranks; whoever sleeps wakes up at the end of its orders."""
+        self.board = None
+        for process in self._ranks.processes:
+            if process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()
+        end_ranks(self._ranks)
+        for lines in self._answers:
+            os.close(lines.descriptor)
+        for descriptor in (self._memory.board, self._memory.arena, self.handover):
+            os.close(descriptor)
+        self._answers.clear()
+
+
+@dataclasses.dataclass
+class _Lines:
+    """Whole lines from a pipe."""
+
+    descriptor: int
+    _rest: bytes = b""
+
+    def read(self) -> list[bytes]:
+        data = os.read(self.descriptor, 65536)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return lines

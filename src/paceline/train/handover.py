@@ -1,0 +1,94 @@
+"""What passes from one leg to the next: all that a checkpoint holds, in memory.
+
+Weights, buffers and optimizer state by parameter name, the position, and the sums of the epoch.
+Between processes of one machine it goes through anonymous memory that only they can read.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.local.base import OptimizerState
+from paceline.schema.codec import decode, encode
+from paceline.train.checkpoint import TrainState, join_state, split_state
+
+_LINE = 64
+"""Tensors begin at multiples of so many bytes: a view of any type may begin there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handover:
+    """The state of a training between two updates."""
+
+    state: TrainState
+    model: dict[str, torch.Tensor]
+    optimizer: OptimizerState
+    durations: tuple[float, ...] = ()
+    """Seconds of the updates of the current epoch so far."""
+    saved_at: int = -1
+    """The update that the newest checkpoint is of."""
+
+    def store(self, descriptor: int) -> dict[str, Any]:
+        """Write the tensors to anonymous memory; where they are, and the rest, as plain data."""
+        tensors, numbers = split_state(self.optimizer)
+        return {
+            "state": encode(self.state),
+            "places": _write(descriptor, {"model": self.model, "optimizer": tensors}),
+            "numbers": numbers,
+            "durations": list(self.durations),
+            "saved_at": self.saved_at,
+        }
+
+    @classmethod
+    def fetch(cls, descriptor: int, rest: dict[str, Any]) -> Handover:
+        """What `store` wrote, in memory of its own: the next one is written to the same place."""
+        parts = _read(descriptor, rest["places"])
+        return cls(
+            state=decode(TrainState, rest["state"]),
+            model=parts["model"],
+            optimizer=join_state(parts["optimizer"], rest["numbers"]),
+            durations=tuple(rest["durations"]),
+            saved_at=rest["saved_at"],
+        )
+
+
+def _write(descriptor: int, parts: dict[str, dict[str, torch.Tensor]]) -> list[list[Any]]:
+    """Lay tensors end to end; part, name, type, shape and first byte of each."""
+    places: list[list[Any]] = []
+    end = 0
+    for part, tensors in parts.items():
+        for name, tensor in tensors.items():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            places.append([part, name, kind, list(tensor.shape), end])
+            end += -(-tensor.nbytes // _LINE) * _LINE
+    os.ftruncate(descriptor, max(end, 1))
+    with mmap.mmap(descriptor, max(end, 1)) as memory:
+        for part, name, kind, shape, start in places:
+            tensor = parts[part][name].detach()
+            if tensor.numel():
+                _view(memory, kind, shape, start).copy_(tensor)
+    return places
+
+
+def _read(descriptor: int, places: list[list[Any]]) -> dict[str, dict[str, torch.Tensor]]:
+    parts: dict[str, dict[str, torch.Tensor]] = {"model": {}, "optimizer": {}}
+    with mmap.mmap(descriptor, os.fstat(descriptor).st_size) as memory:
+        for part, name, kind, shape, start in places:
+            found = torch.empty(shape, dtype=getattr(torch, kind))
+            if found.numel():
+                found.copy_(_view(memory, kind, shape, start))
+            parts[part][name] = found
+    return parts
+
+
+def _view(memory: mmap.mmap, kind: str, shape: list[int], start: int) -> torch.Tensor:
+    count = 1
+    for size in shape:
+        count *= size
+    flat = torch.frombuffer(memory, dtype=getattr(torch, kind), count=count, offset=start)
+    return flat.view(shape)

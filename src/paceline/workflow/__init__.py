@@ -1,0 +1,1 @@
+"""The only chain of stages, used by the Python API and by every command alike."""

@@ -1,0 +1,183 @@
+"""Where the updates of a leg are made: in this process, or in ranks that stand by."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from paceline.run import RunDirectory
+from paceline.schema import Config, Plan, encode
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from paceline.launch.standby import Standby
+    from paceline.observe.recorder import Recorder
+    from paceline.train.handover import Handover
+    from paceline.train.loop import Outcome
+    from paceline.train.parts import Given, Parts
+    from paceline.train.progress import View
+
+
+@dataclass(frozen=True, kw_only=True)
+class Home:
+    """What the process that leads a training has for all of its legs."""
+
+    config: Config
+    run: RunDirectory
+    parts: Parts
+    given: Given | None
+    view: View
+    recorder: Recorder
+    began: float
+    """When the training was asked for (perf_counter)."""
+    open_seconds: float
+    """What opening the data took."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Went:
+    """What a leg came to."""
+
+    times: tuple[float, ...]
+    """Seconds of each of its updates."""
+    update: int
+    """Updates done in all."""
+    updates: int
+    """Updates of the whole training."""
+    finished: bool
+
+
+class Runner(Protocol):
+    """Makes the updates of one plan."""
+
+    def take_over(self, handover: Handover | None) -> None: ...
+    def go(self, until: int, patience: float | None) -> Went: ...
+    def hand_over(self) -> Handover: ...
+    def finish(self, more: Mapping[str, Any], received: int | None) -> Outcome: ...
+    def request_stop(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Here:
+    """In this process."""
+
+    def __init__(self, home: Home, plan: Plan) -> None:
+        from paceline.train.assemble import Task
+        from paceline.train.loop import Trainer
+
+        self._home = home
+        task = Task(config=home.config, plan=plan, run=home.run, given=home.given, view=home.view)
+        self._trainer = Trainer(task, home.parts, home.recorder, started=home.began)
+        self._threads = self._count_threads()
+
+    @staticmethod
+    def _count_threads() -> int:
+        import torch
+
+        return torch.get_num_threads()
+
+    @property
+    def model(self) -> nn.Module:
+        return self._trainer.strategy.model
+
+    @property
+    def updates(self) -> int:
+        """Of the whole training."""
+        return self._trainer.updates
+
+    def take_over(self, handover: Handover | None) -> None:
+        from paceline.local.cores import set_threads
+
+        set_threads(self._threads)
+        if handover is not None:
+            self._trainer.take_over(handover)
+
+    def go(self, until: int, patience: float | None) -> Went:
+        trainer = self._trainer
+        times = trainer.run_leg(until, patience)
+        return Went(
+            times=tuple(times),
+            update=trainer.position.update,
+            updates=trainer.updates,
+            finished=trainer.is_finished,
+        )
+
+    def hand_over(self) -> Handover:
+        return self._trainer.hand_over()
+
+    def finish(self, more: Mapping[str, Any], received: int | None) -> Outcome:
+        self._trainer.signals.received = received
+        return self._trainer.finish(open_seconds=self._home.open_seconds, more=more)
+
+    def request_stop(self) -> None:
+        self._trainer.team.request_stop()
+
+    def close(self) -> None:
+        self._trainer.strategy.close()
+
+
+class There:
+    """In ranks that stand by."""
+
+    def __init__(self, home: Home, plan: Plan, standby: Standby) -> None:
+        self._home, self._plan, self._standby = home, plan, standby
+        self._members = plan.nodes[0].ranks
+        self._waiting = 0.0
+
+    def take_over(self, handover: Handover | None) -> None:
+        assert handover is not None, "a leg in ranks takes over from one in this process"
+        with self._elsewhere():
+            self._standby.order(
+                self._members,
+                "leg",
+                plan=encode(self._plan),
+                rest=handover.store(self._standby.handover),
+                began=self._home.began,
+            )
+
+    def go(self, until: int, patience: float | None) -> Went:
+        with self._elsewhere():
+            answer = self._standby.order(self._members, "go", until=until, patience=patience)
+        return Went(
+            times=tuple(answer["durations"]),
+            update=answer["update"],
+            updates=answer["updates"],
+            finished=answer["finished"],
+        )
+
+    def hand_over(self) -> Handover:
+        from paceline.train.handover import Handover
+
+        with self._elsewhere():
+            answer = self._standby.order(self._members, "end")
+        return Handover.fetch(self._standby.handover, answer["rest"])
+
+    def finish(self, more: Mapping[str, Any], received: int | None) -> Outcome:
+        from paceline.train.loop import Outcome
+
+        answer = self._standby.order(
+            self._members,
+            "finish",
+            open_seconds=self._home.open_seconds,
+            more=more,
+            received=received,
+        )
+        return Outcome(summary=answer["summary"], exit_code=answer["exit_code"])
+
+    def request_stop(self) -> None:
+        self._standby.request_stop()
+
+    def close(self) -> None:
+        """Nothing is held here: the ranks gave everything back when they handed over."""
+
+    def _elsewhere(self) -> Any:
+        return self._home.recorder.span("stand_by")
+
+
+def wait_until_ready(standby: Standby) -> None:
+    """Sleep until all ranks have come up."""
+    while not standby.is_ready:
+        time.sleep(0.05)
