@@ -217,6 +217,14 @@ def plan_beside(path: Path, config: Config) -> Plan | None:
     return read_json(Plan, stored) if same and before.train.device == config.train.device else None
 
 
+def legs_beside(path: Path) -> list[Leg]:
+    """The legs of the run whose config.toml `path` is, so that they are repeated."""
+    from paceline.workflow.legs import read_legs
+
+    folder = path if path.is_dir() else path.parent
+    return read_legs(folder / "legs.jsonl")
+
+
 def resolve(config: Config) -> Config:
     """Fill in what depends on where we are: versions, paths, the batch."""
     root = config.data.root or data_root()
@@ -365,7 +373,6 @@ def _train_in_legs(start: Start) -> Result:
             verbose=start.verbose,
             script=start.script,
             began=start.began,
-            say=start.say,
         )
     )
     return Result(run=start.run.path, summary=outcome.summary, exit_code=outcome.exit_code)

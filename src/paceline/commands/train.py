@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.api import HostsRequest
+    from paceline.schema.legs import Leg
 
 
 class TrainCommand(click.Command):
@@ -46,6 +48,7 @@ class TrainCommand(click.Command):
 )
 @click.option("--nodes", type=click.IntRange(min=1), help="For slurm: how many nodes to ask for.")
 @click.option("--slurm", "slurm_text", default="", metavar="OPTIONS", help="For sbatch or srun.")
+@click.option("-v", "--verbose", is_flag=True, help="Tell of every leg and why it was made.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, and only that.")
 @click.pass_context
 def command(
@@ -61,6 +64,7 @@ def command(
     engine: str | None,
     nodes: int | None,
     slurm_text: str,
+    verbose: bool,
     as_json: bool,
 ) -> int:
     """Train a model. CONFIG is a TOML file or a run directory; the embedded default without it.
@@ -86,15 +90,20 @@ def command(
 
     def begin() -> api.Start:
         asked = load_config(config, changes) if config or not resume else None
+        script: list[Leg] = []
         settings, directory, chosen = api.begin(
             asked, run=run, resume=resume, plan=plan, changes=changes
         )
         if chosen is None and config is not None and not again:
             chosen = api.plan_beside(config, settings)
+            script = api.legs_beside(config) if chosen is not None and hosts is None else []
         return api.Start(
             config=settings,
             run=directory,
-            plan=chosen,
+            plan=None if script else chosen,
+            script=script,
+            verbose=verbose,
+            began=seconds_since_start(),
             silent=as_json,
             again=again,
             say=(lambda text: None) if as_json else click.echo,
@@ -114,6 +123,13 @@ def command(
         result = api.run_training(begin())
     _show(result, as_json)
     return result.exit_code
+
+
+def seconds_since_start() -> float:
+    """When this process began, as perf_counter counts: what its imports took is part of it."""
+    from paceline.observe.samples import process_began
+
+    return time.perf_counter() - (time.time() - process_began())
 
 
 def hosts_request(

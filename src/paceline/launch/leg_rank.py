@@ -149,9 +149,12 @@ class LegRank:
         """Write the summary of the run."""
         trainer = self._trainer
         assert trainer is not None
-        trainer.signals.received = received
-        outcome = trainer.finish(open_seconds=open_seconds, more=more)
+        outcome = trainer.end(open_seconds, more, received)
         self._answer(did="finish", summary=outcome.summary, exit_code=outcome.exit_code)
+
+    def _close_leg(self) -> None:
+        self._close()
+        self._answer(did="close_leg")
 
     def _end(self) -> None:
         """Hand over and stand by."""

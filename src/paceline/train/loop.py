@@ -420,6 +420,13 @@ class Trainer:
             return f"{path} is finished after {update} updates: there is nothing left to train"
         return f"continuing {path} from update {update} (epoch {self.position.epoch + 1})"
 
+    def end(self, open_seconds: float, more: Mapping[str, Any], received: int | None) -> Outcome:
+        """Finish a training in legs, which the signal `received` may have ended."""
+        self.signals.received = received
+        if received is not None:
+            self.save()
+        return self.finish(open_seconds=open_seconds, more=more)
+
     def finish(self, *, open_seconds: float, more: Mapping[str, Any] | None = None) -> Outcome:
         """The summary of the run, written to run.json; `more` is what others know of it."""
         self.team.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from paceline.plan.pilot import Option, learned
 from paceline.run import RunDirectory
 from paceline.schema import Candidate, Config, Plan, read_json, write_json
 from paceline.schema.legs import Leg, Lesson
-from paceline.workflow.legs import LegTraining, Voyage
+from paceline.workflow.legs import LegsRequest, LegTraining
 from paceline.workflow.runners import Here, Home
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ class Alone:
     verbose: bool = False
     began: float
     """When it was asked for (perf_counter)."""
-    say: Callable[[str], None] = print
 
 
 def train_alone(asked: Alone) -> Outcome:
@@ -75,52 +74,52 @@ def train_alone(asked: Alone) -> Outcome:
 
 
 def _train(asked: Alone, home: Home) -> Outcome:
-    from paceline.local.cores import usable_cores
-
-    config, cores = asked.config, usable_cores()
-    batch_size = config.workload.global_batch(1)
-    place = _lesson_place(config, batch_size)
+    batch_size = asked.config.workload.global_batch(1)
+    place = _lesson_place(asked.config, batch_size)
     lesson = Lesson() if asked.given is not None else _read_lesson(place)
-    images = len(home.parts.dataset.sample_shape) == 3
-
-    def possible(divisible: bool) -> list[tuple[Option, Candidate]]:
-        return options(
-            config,
-            cores=cores,
-            batch_size=batch_size,
-            elementwise=home.parts.elementwise,
-            images=images,
-            many=asked.given is None and config.train.device != "cuda",
-            divisible=divisible,
-            learned=lesson.factors,
-        )
-
-    every = possible(divisible=True)
-    here = [pair for pair in every if not pair[0].ranks]
-    script_first = asked.script[0].name if asked.script else None
-    wanted = script_first or lesson.best
-    _, entry = next((pair for pair in here if pair[0].name == wanted), here[0])
-    runner = Here(home, plan_of(config, entry, batch_size, "starts at once"))
+    every = _options(asked, home, lesson, divisible=True)
+    plans = {o.name: plan_of(asked.config, e, batch_size, "") for o, e in every}
+    plans |= {leg.name: leg.plan for leg in asked.script}
+    here = [option.name for option, _ in every if not option.ranks]
+    begins = lesson.best if lesson.best in here and not asked.script else here[0]
+    runner = Here(home, plans[begins])
     home.recorder.ready()
-    write_json(home.run.plan, plan_of(config, entry, batch_size, "starts at once"))
-    divisible = not looks_across_samples(runner.model)
+    write_json(home.run.plan, plans[begins])
+    if looks_across_samples(runner.model):
+        every = _options(asked, home, lesson, divisible=False)
     training = LegTraining(
-        Voyage(
+        LegsRequest(
             home=home,
-            options=every if asked.script else possible(divisible),
-            batch_size=batch_size,
+            options=[option for option, _ in every],
+            plans=plans,
             updates=runner.updates,
-            start=entry.name,
+            start=begins if begins == lesson.best else None,
             script=asked.script,
             verbose=asked.verbose,
-            say=asked.say,
         ),
-        first=(entry.name, runner),
+        first=(begins, runner),
     )
     outcome = training.run()
     if asked.given is None and not asked.script:
         _keep_lesson(place, training)
     return outcome
+
+
+def _options(
+    asked: Alone, home: Home, lesson: Lesson, *, divisible: bool
+) -> list[tuple[Option, Candidate]]:
+    from paceline.local.cores import usable_cores
+
+    return options(
+        asked.config,
+        cores=usable_cores(),
+        batch_size=asked.config.workload.global_batch(1),
+        elementwise=home.parts.elementwise,
+        images=len(home.parts.dataset.sample_shape) == 3,
+        many=asked.given is None and asked.config.train.device != "cuda",
+        divisible=divisible,
+        learned=lesson.factors,
+    )
 
 
 def looks_across_samples(model: nn.Module) -> bool:

@@ -6,16 +6,24 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import DivergedError, PacelineError, StorageError
-from paceline.plan.hopes import plan_of
-from paceline.plan.pilot import Decision, Knowledge, Option, next_leg, saved, spent, typical
+from paceline.plan.pilot import (
+    Decision,
+    Knowledge,
+    Option,
+    next_leg,
+    saved,
+    seconds_of,
+    spent,
+    typical,
+)
 from paceline.run import RunDirectory
-from paceline.schema import Candidate, Config, decode, encode, write_json
+from paceline.schema import Plan, decode, encode, write_json
 from paceline.schema.legs import Leg
 from paceline.text import rate
 from paceline.workflow.runners import Here, Home, Runner, There, Went, wait_until_ready
@@ -30,51 +38,44 @@ PATIENCE = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Voyage:
+class LegsRequest:
     """What a training in legs begins with."""
 
     home: Home
-    options: Sequence[tuple[Option, Candidate]]
-    batch_size: int
+    options: Sequence[Option]
+    """Plans that may be used, the simplest first."""
+    plans: Mapping[str, Plan]
+    """By their options' names."""
     updates: int
     start: str | None = None
     """The plan that past trainings here have found to be the best."""
     script: Sequence[Leg] = ()
     """The legs of a training that is repeated."""
     verbose: bool = False
-    say: Callable[[str], None] = print
-
-    @property
-    def config(self) -> Config:
-        return self.home.config
 
 
 class LegTraining:
     """Leg after leg, until nothing is left to train or a signal ends it."""
 
-    def __init__(self, voyage: Voyage, first: tuple[str, Runner]) -> None:
+    def __init__(self, asked: LegsRequest, first: tuple[str, Runner]) -> None:
         """`first`: the runner that the training begins with, and the name of its plan."""
-        self._voyage, self._home = voyage, voyage.home
-        self._entries = {option.name: entry for option, entry in voyage.options}
-        self._legs: list[Leg] = []
+        from paceline.train.signals import StopSignals
+
+        self._asked, self._home = asked, asked.home
         self._standby: Standby | None = None
-        self._wanted = 0.0
-        """When the ranks were started."""
-        self._rank_seconds: float | None = None
         self._handover: Handover | None = None
         """The state before the leg that is under way."""
         self._runner: Runner | None = None
-        self._running = ""
-        self._spare: dict[str, Runner] = dict([first])
-        """The best plan's runner in this process, kept while another is tried."""
+        self._running, self._runner = first
+        self._spare: dict[str, Runner] = {}
+        """A runner in this process that is kept while another plan is tried."""
         self.known = Knowledge(
-            options=[option for option, _ in voyage.options],
-            updates=voyage.updates,
-            budget=voyage.config.pilot.budget,
-            start=voyage.start,
+            options=asked.options,
+            updates=asked.updates,
+            budget=asked.home.config.pilot.budget,
+            start=asked.start,
+            rank_seconds=time.perf_counter() - asked.home.began,
         )
-        from paceline.train.signals import StopSignals
-
         self.signals = StopSignals(self._request_stop)
 
     def run(self) -> Outcome:
@@ -87,71 +88,75 @@ class LegTraining:
             assert self._runner is not None
             return self._runner.finish(self._summary(), self.signals.received)
         finally:
-            self.close()
+            self._close()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """End the ranks that stand by, and give back what runners hold."""
         for runner in (*self._spare.values(), *([self._runner] if self._runner else [])):
             with contextlib.suppress(PacelineError):
                 runner.close()
-        self._spare.clear()
-        if self._standby is not None:
-            self._standby.close()
-            self._standby = None
+        self._end_ranks()
 
     def _one_leg(self) -> bool:
         """One more leg; True when the training is finished."""
         decision = self._decide()
-        before = self.known.position
-        began = time.perf_counter()
+        began, first, blamed = time.perf_counter(), self.known.position, self._running
         try:
-            setup = self._open(decision)
+            if decision.name != self._running:
+                with self._home.recorder.span("handover"):
+                    self._leave(decision)
+                    blamed = decision.name
+                    self._enter(decision)
+            setup = time.perf_counter() - began
             went = self._go(decision)
-        except (DivergedError, StorageError, KeyboardInterrupt, SystemExit):
-            raise
+        except (DivergedError, StorageError):
+            raise  # the training's own doing, whatever the plan
         except Exception as error:
-            self._fail(decision, error, began)
+            self._put_out(dataclasses.replace(decision, name=blamed), error, began)
             return False
-        self._note(decision, went, began, setup, first=before)
+        self._note(decision, went, began, setup, first=first)
         return went.finished
 
     def _decide(self) -> Decision:
-        if self._standby is not None and self._rank_seconds is None and self._standby.is_ready:
-            self._rank_seconds = time.perf_counter() - self._wanted
-        ready = self._standby.count if self._standby and self._rank_seconds is not None else 0
-        self.known = dataclasses.replace(
-            self.known,
-            ready=ready,
-            elapsed=time.perf_counter() - self._home.began,
-            rank_seconds=self._home.open_seconds,
-        )
-        decision = self._scripted() if self._voyage.script else next_leg(self.known)
+        ready = self._standby.count if self._standby and self._standby.is_ready else 0
+        elapsed = time.perf_counter() - self._home.began
+        self.known = dataclasses.replace(self.known, ready=ready, elapsed=elapsed)
+        if self._asked.script:
+            return self._scripted()
+        decision = next_leg(self.known)
         if decision.ranks and self._standby is None:
-            self._start_ranks(decision.ranks)
+            self._start_ranks()
+        self._say_change(decision)
         return decision
 
     def _scripted(self) -> Decision:
         """The next leg of the training that is repeated; its last plan goes on to the end."""
-        position = self.known.position
-        for leg in self._voyage.script:
-            if leg.first + leg.updates > position:
-                break
-        left = leg.first + leg.updates - position
-        if left <= 0:
-            left = self.known.updates - position
-        node = self._entries[leg.name].node
-        if node.shares_memory and self._standby is None:
-            self._start_ranks(node.ranks)
-        if node.shares_memory and self._standby is not None:
+        position, last = self.known.position, self._asked.script[-1]
+        made = (leg for leg in self._asked.script if leg.first + leg.updates > position)
+        leg = next(made, last)
+        end = leg.first + leg.updates if leg is not last else self.known.updates
+        if self._plan(leg.name).nodes[0].shares_memory:
+            if self._standby is None:
+                self._start_ranks()
+            assert self._standby is not None
             wait_until_ready(self._standby)
-        return Decision(name=leg.name, updates=left, role="keep", best=leg.name, reason="repeated")
+        return Decision(
+            name=leg.name, updates=end - position, role="keep", best=leg.name, reason="repeated"
+        )
 
-    def _start_ranks(self, count: int) -> None:
+    def _plan(self, name: str) -> Plan:
+        return self._asked.plans[name]
+
+    def _start_ranks(self) -> None:
         from paceline.launch.standby import Standby
 
-        self._wanted = time.perf_counter()
-        most = max(option.ranks for option in self.known.options)
-        self._standby = Standby(self._home.run, max(count, most), self._show)
+        most = max(plan.nodes[0].ranks for plan in self._asked.plans.values())
+        self._standby = Standby(self._home.run, most, self._show)
+
+    def _end_ranks(self) -> None:
+        if self._standby is not None:
+            self._standby.close()
+            self._standby = None
 
     def _show(self, answer: Mapping[str, Any]) -> None:
         """What a rank would show, here."""
@@ -160,129 +165,152 @@ class LegTraining:
             for images in words[0]:
                 view.advance(images=images, loss=words[1])
         else:
-            getattr(view, answer["show"])(*words, **answer["named"])
+            getattr(view, answer["show"])(*words)
 
-    def _open(self, decision: Decision) -> float:
-        """Hand over to the plan of the next leg, if it is another; seconds that this took."""
-        if decision.name == self._running:
-            return 0.0
-        start = time.perf_counter()
-        with self._home.recorder.span("handover"):
-            if self._runner is not None:
-                self._handover = self._runner.hand_over()
-                self._put_aside(decision)
-            self._runner, self._running = None, ""
-            runner = self._spare.pop(decision.name, None) or self._make(decision)
-            runner.take_over(self._handover)
+    def _leave(self, decision: Decision) -> None:
+        """Take the state from the plan that ran; keep its runner if going back is likely."""
+        runner, name = self._runner, self._running
+        if runner is None:
+            return
+        self._handover = runner.hand_over()
+        self._runner, self._running = None, ""
+        for other in [each for each in self._spare if each != decision.name]:
+            self._spare.pop(other).close()
+        if isinstance(runner, Here) and name == decision.best:
+            self._spare[name] = runner
+        else:
+            runner.close()
+
+    def _enter(self, decision: Decision) -> None:
+        """Build a plan, or take it up again, and hand over to it."""
+        runner = self._spare.pop(decision.name, None) or self._make(decision.name)
         self._runner, self._running = runner, decision.name
-        return time.perf_counter() - start
+        runner.take_over(self._handover)
 
-    def _make(self, decision: Decision) -> Runner:
-        entry = self._entries[decision.name]
-        plan = plan_of(self._voyage.config, entry, self._voyage.batch_size, decision.reason)
-        if not entry.node.shares_memory:
+    def _make(self, name: str) -> Runner:
+        plan = self._plan(name)
+        if not plan.nodes[0].shares_memory:
             return Here(self._home, plan)
         assert self._standby is not None
         return There(self._home, plan, self._standby)
 
-    def _put_aside(self, decision: Decision) -> None:
-        """Keep the best plan's runner where going back to it is likely; take others down."""
-        assert self._runner is not None
-        if isinstance(self._runner, Here) and self._running == decision.best:
-            self._spare = {self._running: self._runner}
-        else:
-            self._runner.close()
-
     def _go(self, decision: Decision) -> Went:
         assert self._runner is not None
-        until = self.known.position + decision.updates
         patience = None
         if decision.role == "trial":
-            best = next(
-                leg.update_seconds for leg in reversed(self._legs) if leg.name == decision.best
-            )
-            patience = PATIENCE * decision.updates * best if best else None
-        return self._runner.go(until, patience)
+            pace = seconds_of(self.known.legs, decision.best)
+            patience = PATIENCE * decision.updates * pace
+        if self.signals.received is not None:
+            self._runner.request_stop()
+        return self._runner.go(self.known.position + decision.updates, patience)
 
-    def _fail(self, decision: Decision, error: Exception, began: float) -> None:
-        """Out with the plan; the state from before the leg is still there."""
-        if decision.name == self.known.options[0].name or self._voyage.script:
+    def _put_out(self, decision: Decision, error: Exception, began: float) -> None:
+        """Out with a plan that failed; the state from before its leg is still there."""
+        simplest = self.known.options[0].name
+        if decision.name == simplest or self._asked.script:
             raise error
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        self._home.view.say(f"{decision.name} is out, training goes on without it: {reason}")
-        if self._standby is not None and self._entries[decision.name].node.shares_memory:
-            self._standby.close()
-            self._standby, self._rank_seconds = None, None
+        self._home.view.say(f"{decision.name} is out, and training goes on without it: {reason}")
+        if isinstance(self._runner, Here):
+            self._runner.close()
+        elif not self._standby_is_well():
+            self._end_ranks()
         self._runner, self._running = None, ""
+        self._recover()
         position = self._handover.state.position.update if self._handover is not None else 0
         leg = Leg(
             name=decision.name,
-            plan=self._plan(decision),
+            plan=self._plan(decision.name),
             first=position,
             role=decision.role,
-            best=decision.best if decision.best != decision.name else self.known.options[0].name,
+            best=decision.best if decision.best != decision.name else simplest,
             began=decision.reason,
             ended=reason,
             began_at=began - self._home.began,
             setup_seconds=time.perf_counter() - began,
         )
-        self._add(leg, position=position, out={**self.known.out, decision.name: reason})
+        out = {**self.known.out, decision.name: reason}
+        self._add(leg, position=position, out=out)
 
-    def _plan(self, decision: Decision) -> Any:
-        entry = self._entries[decision.name]
-        return plan_of(self._voyage.config, entry, self._voyage.batch_size, decision.reason)
+    def _standby_is_well(self) -> bool:
+        """Whether the ranks only refused, and stand by again."""
+        try:
+            return self._standby is not None and self._standby.is_ready
+        except PacelineError:
+            return False
+
+    def _recover(self) -> None:
+        """Go back to the newest state there is: before the leg, or a checkpoint made in it."""
+        from paceline.train.checkpoint import Checkpoints
+        from paceline.train.handover import Handover
+
+        checkpoints = Checkpoints(self._home.run.checkpoints, self._home.config.train.keep)
+        newest = checkpoints.newest()
+        if newest is None:
+            return
+        state, model, optimizer = checkpoints.load(newest)
+        update = state.position.update
+        if self._handover is None or update > self._handover.state.position.update:
+            self._handover = Handover(
+                state=state, model=model, optimizer=optimizer, saved_at=update
+            )
 
     def _note(
         self, decision: Decision, went: Went, began: float, setup: float, *, first: int
     ) -> None:
         middle, error = typical(went.times)
-        warm = max(0.0, went.times[0] - middle) if middle and setup else 0.0
+        is_new = setup if decision.role != "keep" else 0.0
         leg = Leg(
             name=decision.name,
-            plan=self._plan(decision),
+            plan=self._plan(decision.name),
             first=first,
             updates=went.update - first,
             role=decision.role,
             best=decision.best,
             began=decision.reason,
             began_at=began - self._home.began,
-            setup_seconds=setup + warm,
+            setup_seconds=setup + (max(0.0, went.times[0] - middle) if middle and is_new else 0.0),
             seconds=sum(went.times),
             update_seconds=middle,
             error=error,
         )
-        self._tell(decision, leg)
         self._add(leg, position=went.update, updates=went.updates)
+        if self._asked.verbose:
+            why = f": {leg.began}" if leg.began else ""
+            self._home.view.say(
+                f"  {leg.updates} updates with {leg.name} ({leg.role}{why}),"
+                f" {self._speed(leg)} samples/s"
+            )
 
     def _add(self, leg: Leg, **changes: Any) -> None:
-        self._legs.append(leg)
-        self.known = dataclasses.replace(self.known, legs=tuple(self._legs), **changes)
-        write_legs(self._home.run, self._legs)
+        self.known = dataclasses.replace(self.known, legs=(*self.known.legs, leg), **changes)
+        write_legs(self._home.run, self.known.legs)
 
-    def _tell(self, decision: Decision, leg: Leg) -> None:
-        """One line where the way of training has changed; every leg with --verbose."""
-        speed = self._voyage.batch_size / leg.update_seconds if leg.update_seconds else 0.0
-        if self._voyage.verbose:
-            self._home.view.say(
-                f"  leg {len(self._legs) + 1}: {leg.updates} updates with {leg.name}"
-                f" ({leg.role}{': ' if leg.began else ''}{leg.began}), {rate(speed)} samples/s"
-            )
-        kept = [each for each in self._legs if each.role in ("first", "keep")]
-        changed = leg.role == "keep" and kept and kept[-1].name != leg.name
-        if not changed:
+    def _say_change(self, decision: Decision) -> None:
+        """One line where the way of training changes for good; none for a trial that did not."""
+        legs = self.known.legs
+        if decision.role not in ("first", "keep"):
             return
-        write_json(self._home.run.plan, leg.plan)
-        was = ""
-        if before := kept[-1].update_seconds:
-            was = f" instead of {rate(self._voyage.batch_size / before)} with {kept[-1].name}"
-        self._home.view.say(f"now with {leg.name}: {rate(speed)} samples/s{was}")
+        kept = [leg for leg in legs if leg.role in ("first", "keep") and leg.update_seconds]
+        if kept and kept[-1].name == decision.name:
+            return
+        write_json(self._home.run.plan, self._plan(decision.name))
+        now = next((leg for leg in reversed(legs) if leg.name == decision.name), None)
+        if kept and now is not None:
+            self._home.view.say(
+                f"from here with {decision.name}: {self._speed(now)} samples/s"
+                f" instead of {self._speed(kept[-1])} with {kept[-1].name}"
+            )
+
+    def _speed(self, leg: Leg) -> str:
+        return rate(leg.plan.batch_size / leg.update_seconds) if leg.update_seconds else "?"
 
     def _summary(self) -> dict[str, Any]:
-        best = self._legs[-1].best if self._legs else ""
+        legs = self.known.legs
         return {
-            "legs": len(merged(self._legs)),
-            "finding_seconds": spent(self.known) if self._legs else 0.0,
-            "saved_seconds": saved(self.known, best) if self._legs else 0.0,
+            "legs": len(merged(legs)),
+            "finding_seconds": spent(self.known),
+            "saved_seconds": saved(self.known, legs[-1].best) if legs else 0.0,
         }
 
     def _request_stop(self) -> None:

@@ -109,8 +109,7 @@ class Here:
         return self._trainer.hand_over()
 
     def finish(self, more: Mapping[str, Any], received: int | None) -> Outcome:
-        self._trainer.signals.received = received
-        return self._trainer.finish(open_seconds=self._home.open_seconds, more=more)
+        return self._trainer.end(self._home.open_seconds, more, received)
 
     def request_stop(self) -> None:
         self._trainer.team.request_stop()
@@ -125,7 +124,6 @@ class There:
     def __init__(self, home: Home, plan: Plan, standby: Standby) -> None:
         self._home, self._plan, self._standby = home, plan, standby
         self._members = plan.nodes[0].ranks
-        self._waiting = 0.0
 
     def take_over(self, handover: Handover | None) -> None:
         assert handover is not None, "a leg in ranks takes over from one in this process"
@@ -165,6 +163,7 @@ class There:
             more=more,
             received=received,
         )
+        self._standby.order(self._members, "close_leg")
         return Outcome(summary=answer["summary"], exit_code=answer["exit_code"])
 
     def request_stop(self) -> None:
