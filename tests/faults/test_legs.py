@@ -1,0 +1,99 @@
+"""Whatever happens to a plan that is tried costs its own leg: the training goes on, exactly."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from paceline import api
+from paceline.config import load_config
+from paceline.schema import write_json
+from paceline.schema.legs import Lesson
+from paceline.workflow.alone import _lesson_place
+from paceline.workflow.legs import read_legs
+
+MODEL = Path(__file__).with_name("faulty_model.py")
+FAULTS = {
+    "raise": "the sample of doom",
+    "exit": "exited with code 3",
+    "kill": "was killed by SIGKILL",
+    "hang": "it hangs or is far slower",
+}
+
+
+def settings(fault: str, *changes: str) -> list[str]:
+    """A training of which past ones have taught that `processes` is far better than it is."""
+    pairs = (
+        f"workload.model={MODEL}:build",
+        f'workload.model_options={{ fault = "{fault}", rank = 1, update = 3 }}',
+        "workload.data=synthetic",
+        "data.options={ shape = [1, 28, 28], samples = 400, test_samples = 20 }",
+        "workload.batch_size=20",
+        "train.epochs=30",
+        "train.deadline=3",
+        "numerics.memory_format=contiguous",
+        "pilot.budget=1.0",
+        *changes,
+    )
+    return [word for pair in pairs for word in ("--set", pair)]
+
+
+def teach(words: list[str], **factors: float) -> None:
+    config = api.resolve(load_config(None, words[1::2]))
+    place = _lesson_place(config, 20)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    write_json(place, Lesson(factors=dict(factors)))
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "checkpoints" / "latest" / "model.safetensors")
+
+
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_plan_that_fails_is_left(fault: str, run_cli, tmp_path: Path) -> None:
+    words = settings(fault)
+    teach(words, **{"processes 2x1": 0.001, "replicas 2x1": 2.0})
+    done = run_cli("train", *words, "--run", tmp_path / "run", timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "processes 2x1 is out, and training goes on without it" in done.stdout
+    assert FAULTS[fault] in done.stdout
+    legs = read_legs(tmp_path / "run" / "legs.jsonl")
+    assert [leg.name for leg in legs if leg.ended] == ["processes 2x1"]
+    assert sum(leg.updates for leg in legs) == 600
+    plain = run_cli(
+        "train", *words, "--set", "local.strategy=threads", "--run", tmp_path / "plain",
+        timeout=600,
+    )  # fmt: skip
+    assert plain.returncode == 0, plain.stderr
+    expected = weights(tmp_path / "plain")
+    for name, tensor in weights(tmp_path / "run").items():
+        torch.testing.assert_close(tensor, expected[name])
+
+
+@pytest.mark.world_size(2)
+def test_ctrl_c_in_a_leg_of_ranks_saves_and_the_rest_can_be_done(
+    start_cli, run_cli, tmp_path: Path
+) -> None:
+    words = settings("none", "train.epochs=100000", "train.deadline=60")
+    teach(words, **{"processes 2x1": 0.001, "replicas 2x1": 2.0})
+    run = tmp_path / "run"
+    process = start_cli("train", *words, "--run", run, "-v")
+    for line in process.stdout:
+        if "updates with processes 2x1" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=600)
+    assert process.returncode == 128 + signal.SIGINT, output + errors
+    saved = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
+    assert saved["position"]["update"] > 0
+    more = saved["position"]["update"] + 5
+    done = run_cli("train", "--resume", "--run", run, "--set", f"train.steps={more}", timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert os.listdir(run / "checkpoints")
