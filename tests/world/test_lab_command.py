@@ -91,7 +91,6 @@ def test_faults_of_the_file_happen_at_their_times(tmp_path: Path) -> None:
         assert fault["seconds"] >= {"ms": 1e-3}.get(at[-2:], 0) * float(at.rstrip("ms"))
     assert "it was shut down" in record["faults"][3]["error"]
     assert done.stdout.splitlines()[0] == "255"
-    assert record["seconds"] < 50
 
 
 @pytest.mark.parametrize("options", [(), ("--plain",)], ids=["emulated", "plain"])

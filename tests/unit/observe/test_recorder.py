@@ -46,7 +46,7 @@ def test_everything_that_was_told_is_read_back(tmp_path: Path) -> None:
     assert start_up.seconds >= 5.0
     assert compute.update == 0
     assert compute.seconds >= 0.01
-    assert before - 1 <= compute.start <= time.time() + 1
+    assert compute.start < optimizer.start
     assert (optimizer.update, optimizer.detail) == (7, 'a "quoted" one')
     assert (exchange.bytes_sent, exchange.messages, exchange.hidden_seconds) == (100, 2, 0.125)
     assert (wait.waited_for, wait.detail, wait.update) == ((2, 3), "gradients", 7)
