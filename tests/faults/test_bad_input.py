@@ -238,7 +238,7 @@ def test_life_of_a_run(
     subject.wait_for(subject.asleep.exists, process)
     busy = call_cli(*subject.resume)
     process.kill()  # the sleeping update would take five minutes
-    process.communicate(timeout=30)
+    process.communicate(timeout=600)
     subject.set_pace(None)
     assert busy.returncode == 2
     check_sentence(busy.stderr, ["run is in use by another training", "choose another --run"])

@@ -60,7 +60,7 @@ def test_full_disk_then_room_again(
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:
             file.write(b"x" * 4096)
-    output, error = process.communicate(timeout=60)
+    output, error = process.communicate(timeout=600)
     assert process.returncode == 1, output + error
     assert "warning: the checkpoint of update" in output
     assert "No space left on device" in output
@@ -89,7 +89,7 @@ def test_files_that_may_not_grow(tmp_path: Path) -> None:
         preexec_fn=limit,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         cwd=tmp_path,
     )
     assert done.returncode == 1, done.stdout

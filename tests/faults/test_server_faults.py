@@ -7,7 +7,7 @@ import pytest
 from nodes import MakeNodes, make_nodes
 
 __all__ = ["make_nodes"]
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(900)
 DIGITS = helpers.DIGITS | {"exchange__mode": "async"}
 
 

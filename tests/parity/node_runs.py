@@ -42,7 +42,7 @@ def train_nodes(
     *changes: str,
     exchange: str = "allreduce",
     backend: str = "gloo",
-    timeout: float = 90.0,
+    timeout: float = 600.0,
     feature_layers: tuple[str, ...] = (),
 ) -> dict[str, torch.Tensor]:
     """Train over `nodes` (loopback stands for the network); the last weights and optimizer state.

@@ -50,7 +50,7 @@ def test_only_those_who_know_the_token_may_ask(knows_token: bool) -> None:
         message = {"kind": "join", "token": token, "host": {"name": "e"}}
         with socket.create_connection(("127.0.0.1", control.port)) as guest:
             guest.sendall(json.dumps(message).encode() + b"\n")
-            end = time.monotonic() + 5
+            end = time.monotonic() + 300
             while not control.guests and time.monotonic() < end:
                 control.turn(0.02)
                 if not knows_token:

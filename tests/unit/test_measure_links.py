@@ -40,7 +40,7 @@ def measured(lab: Lab, names: tuple[str, ...], folder: Path) -> Machines:
             processes.append(
                 lab.start(words, on=name, env=rank_environment(context), stdout=output)
             )
-        assert [process.wait(timeout=60) for process in processes] == [0] * len(names)
+        assert [process.wait(timeout=600) for process in processes] == [0] * len(names)
     found = [decode(Machines, json.loads(output.read_text())) for output in outputs]
     return Machines(
         links=tuple(link for each in found for link in each.links),

@@ -20,7 +20,7 @@ needs_amx = pytest.mark.skipif(
 
 
 def run_python(text: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=100)
+    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=600)
 
 
 def test_only_an_empty_tile_leaf_is_filled_in() -> None:

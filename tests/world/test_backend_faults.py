@@ -85,7 +85,7 @@ def _python(program: str, **environment: str) -> subprocess.CompletedProcess[str
         | environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
 
 

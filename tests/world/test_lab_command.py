@@ -31,11 +31,11 @@ PACELINE = [
 
 def lab_command(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
-        [*PACELINE, *arguments], capture_output=True, text=True, timeout=60, **options
+        [*PACELINE, *arguments], capture_output=True, text=True, timeout=600, **options
     )
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+def wait_until(condition: Callable[[], bool], seconds: float = 300.0) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():
@@ -153,7 +153,7 @@ def test_without_privileges_hosts_are_plain_processes() -> None:
         [*without, *PACELINE, "run", "--json", TWO_HOSTS, "--", "sh", "-c", script],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

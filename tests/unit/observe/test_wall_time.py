@@ -52,7 +52,7 @@ def test_two_ranks_of_one_machine(
     with Lives("paceline.launch.rank", run, "PACELINE_RANK") as lives:
         done = run_cli(
             *words(run, train__epochs=2, local__strategy="processes", local__processes=2),
-            timeout=110,
+            timeout=600,
         )
     assert done.returncode == 0, done.stderr
     check(run, lives, 2)
@@ -60,14 +60,14 @@ def test_two_ranks_of_one_machine(
 
 @pytest.mark.slow
 @pytest.mark.lab
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(900)
 def test_four_hosts(make_lab: Callable[..., Lab], tmp_path: Path) -> None:
     lab = make_lab(*({"name": name, "cores": 0.5} for name in "abcd"), rate="1gbit")
     run = tmp_path / "run"
     line = [sys.executable, "-m", "paceline.cli", *words(run, train__epochs=60)]
     with Lives("paceline.launch.member", run, "PACELINE_NODE") as lives:
         done = lab.run([*line, "--hosts", "lab", "--engine", "ssh", "--set",
-                        "local.strategy=threads"], capture_output=True, timeout=250)  # fmt: skip
+                        "local.strategy=threads"], capture_output=True, timeout=600)  # fmt: skip
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
     check(run, lives, 4)
     for rank in ledger_of(run).ranks:

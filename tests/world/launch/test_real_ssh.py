@@ -51,7 +51,7 @@ class RealSsh:
         self.runs.mkdir()
         for name in ("host", "user"):
             words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
-            subprocess.run(words, check=True, timeout=20)
+            subprocess.run(words, check=True, timeout=600)
         (folder / "sshd.conf").write_text(
             f"Port 2222\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\n"
             "PermitRootLogin yes\nStrictModes no\nUsePAM no\nPidFile none\n"
@@ -102,14 +102,14 @@ class RealSsh:
                 stdout=output,
                 stderr=output,
             )
-            end = time.monotonic() + 100
+            end = time.monotonic() + 300
             while stop_after and stop_after not in log.read_text():
                 assert process.poll() is None, log.read_text() + self.server_said()
                 assert time.monotonic() < end, log.read_text() + self.server_said()
                 time.sleep(0.05)
             if stop_after:
                 process.send_signal(signal.SIGINT)
-            code = process.wait(timeout=100)
+            code = process.wait(timeout=600)
         assert code == (130 if stop_after else 0), log.read_text() + self.server_said()
         return log.read_text()
 
@@ -125,7 +125,7 @@ class RealSsh:
 def real(make_lab: Callable[..., Lab], tmp_path: Path) -> RealSsh:
     lab = make_lab({"name": "a", "cores": 1.0}, {"name": "b", "cores": 1.0}, rate="1gbit")
     made = RealSsh(lab, tmp_path)
-    end = time.monotonic() + 20
+    end = time.monotonic() + 300
     while "listening" not in (tmp_path / "sshd.log").read_text():
         assert made.server.poll() is None, (tmp_path / "sshd.log").read_text()
         assert time.monotonic() < end

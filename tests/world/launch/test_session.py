@@ -108,10 +108,10 @@ def started(run: Path, engine: str = "ssh") -> Iterator[tuple[subprocess.Popen[s
         yield process, [int(file.read_text()) for file in files]
     finally:
         process.kill()
-        process.communicate(timeout=20)
+        process.communicate(timeout=600)
 
 
-def wait(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait(condition: Callable[[], bool], seconds: float = 300.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"
@@ -130,7 +130,7 @@ def is_alive(pid: int) -> bool:
 def test_ctrl_c_stops_in_order(run: Path) -> None:
     with started(run) as (process, _):
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate(timeout=600)
     assert process.returncode == 130, errors
     assert (run / "stop").exists()  # the first node was asked, and told the other
     assert "Traceback" not in output + errors
@@ -149,7 +149,7 @@ def test_a_killed_agent_is_a_lost_host(run: Path) -> None:
     with started(run) as (process, nodes):
         agent = int(Path(f"/proc/{nodes[1]}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(agent, signal.SIGKILL)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=600)
         assert process.returncode == 1
         assert "host localhost (rank 1) has gone: its connection was closed in " in errors
         wait(lambda: not any(is_alive(pid) for pid in nodes), 20)
@@ -161,7 +161,7 @@ def test_a_stopped_agent_is_a_lost_host(run: Path) -> None:
     with started(run) as (process, nodes):
         agent = int(Path(f"/proc/{nodes[1]}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(agent, signal.SIGSTOP)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=600)
         assert process.returncode == 1
         assert "host localhost (rank 1) has not been heard of for" in errors
         wait(lambda: not any(is_alive(pid) for pid in nodes), 20)
