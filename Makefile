@@ -12,12 +12,15 @@ READY := $(VENV)/.ready
 train: $(READY)
 	$(BIN)/paceline train
 
-# A test that fails gets one second try, and is then listed as RERUN: docs/decisions/0009.
+# Tests of two processes side by side: most of them wait for processes that they start.
+TEST_WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup
+
 test: $(READY)
-	$(BIN)/python -m pytest --reruns 1 $(PYTEST_FLAGS)
+	$(PYTEST) $(PYTEST_FLAGS)
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow $(PYTEST_FLAGS)
+	$(PYTEST) -m slow $(PYTEST_FLAGS)
 
 check: $(READY)
 	$(BIN)/ruff check .
