@@ -266,7 +266,7 @@ def clip_gradients(parameters: Iterable[torch.Tensor], limit: float | None) -> N
         listed = list(parameters)
         if any(p.grad is not None and p.grad.layout is not torch.strided for p in listed):
             raise UnsupportedError(
-                "optimizer.clip_norm needs dense gradients, but one is sparse: leave it out, or make"
-                " the layer with sparse=False"
+                "optimizer.clip_norm needs dense gradients, but one is sparse: leave it out, or"
+                " make the layer with sparse=False"
             )
         torch.nn.utils.clip_grad_norm_(listed, limit)

@@ -16,11 +16,11 @@ Tensors = dict[str, torch.Tensor]
 
 NESTED = "|"
 """How the names of tensors begin that are parts of a larger value."""
-_ROWS: dict[str, type] = {"list": list, "tuple": tuple, "set": set}
-_TABLES: dict[str, type] = {"dict": dict, "ordered": OrderedDict}
+_ROWS: dict[str, type[Any]] = {"list": list, "tuple": tuple, "set": set}
+_TABLES: dict[str, type[Any]] = {"dict": dict, "ordered": OrderedDict}
 
 
-class CannotPack(TypeError):
+class CannotPackError(TypeError):
     """A value that is none of what is known here; its text names the kind."""
 
 
@@ -48,7 +48,7 @@ def pack(value: Any, tensors: Tensors) -> Any:
         return {"complex": [value.real, value.imag]}
     if isinstance(value, torch.dtype | torch.device):
         return {type(value).__name__: str(value).removeprefix("torch.")}
-    raise CannotPack(type(value).__name__)
+    raise CannotPackError(type(value).__name__)
 
 
 def unpack(data: Any, tensors: Tensors) -> Any:
@@ -77,7 +77,7 @@ def can_pack(value: Any) -> bool:
     """Whether `pack` knows what to do with it."""
     try:
         pack(value, {})
-    except CannotPack:
+    except CannotPackError:
         return False
     return True
 
@@ -89,7 +89,7 @@ def _pack_tensor(tensor: torch.Tensor, tensors: Tensors) -> Any:
         packed = [_pack_tensor(part, tensors) for part in parts]
         return {"sparse": [*packed, list(tensor.shape), tensor.is_coalesced()]}
     if tensor.layout is not torch.strided:
-        raise CannotPack(f"tensor with the layout {tensor.layout}")
+        raise CannotPackError(f"tensor with the layout {tensor.layout}")
     name = f"{NESTED}{len(tensors)}"
     if tensor.dtype is torch.complex128:  # safetensors has no such numbers
         tensors[name] = torch.view_as_real(tensor.resolve_conj())

@@ -50,6 +50,17 @@ def _as_on(parameter: torch.Tensor, value: Any) -> Any:
     return torch.empty_like(parameter, dtype=value.dtype).detach().copy_(value)
 
 
+def unsaved_sentence(state: OptimizerState) -> str | None:
+    """What of an optimizer of the user's own a state does not have, in words."""
+    whole = state.get(WHOLE, {})
+    if not whole.get("unsaved"):
+        return None
+    return (
+        f"the optimizer {whole['kind']} keeps {', '.join(whole['unsaved'])} outside of its"
+        " state_dict, which no checkpoint holds: a resumed run cannot be exact"
+    )
+
+
 class OwnOptimizer:
     """Everything that an optimizer of the user's own carries from update to update.
 
@@ -77,7 +88,8 @@ class OwnOptimizer:
         result: OptimizerState = {}
         other: dict[Any, Any] = {}
         for key, entries in found["state"].items():
-            if type(key) is int and isinstance(entries, dict):
+            by_name = isinstance(entries, dict) and all(isinstance(name, str) for name in entries)
+            if type(key) is int and by_name:
                 result[self._names[key]] = dict(entries)
             else:
                 other[key] = entries
@@ -97,6 +109,7 @@ class OwnOptimizer:
             "extra": {k: v for k, v in found.items() if k not in ("state", "param_groups")},
             "attributes": attributes,
             "unsaved": unsaved,
+            "kind": type(self._optimizer).__name__,
         }
         return result
 
