@@ -82,12 +82,14 @@ class Checkpoints:
         except (OSError, SafetensorError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             newest = self.newest()
-            kept = f"the newest whole one is {newest}" if newest else "there is none before it"
+            kept, then = f"the newest whole one is {newest}", "go on with --resume"
+            if newest is None:
+                kept, then = "there is none before it", "start again"
             reason = getattr(error, "strerror", None) or str(error)
             raise StorageError(
                 f"the checkpoint of update {state.position.update} could not be written to"
-                f" {self.folder} ({reason}); {kept}: free some room, or make it writable, and go on"
-                " with --resume"
+                f" {self.folder} ({reason}); {kept}: free some room, or make it writable, and"
+                f" {then}"
             ) from None
         self._prune()
         return final
