@@ -154,7 +154,10 @@ class OwnOptimizer:
         }
         # A tensor may be one that lies in the state too, which a copy would not be.
         saved = {k: v for k, v in changed.items() if can_pack(v) and not _has_tensors(v)}
-        return copy.deepcopy(saved), sorted(changed.keys() - saved.keys())
+        unsaved = sorted(changed.keys() - saved.keys())
+        if type(self._optimizer).state_dict is not torch.optim.Optimizer.state_dict:
+            unsaved = []  # whoever wrote a state_dict has thought of them
+        return copy.deepcopy(saved), unsaved
 
     def _print(self, value: Any) -> bytes | None:
         """Something that changes when the value does; None where that cannot be told."""

@@ -28,10 +28,9 @@ def lean(kind: type[Kind]) -> type[Kind]:
     step = inspect.unwrap(kind.step)
 
     def without_gradients(self: torch.optim.Optimizer, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            # Whether a gradient is sparse shows only when it is there.
-            if group.get("fused") and not all(_can_be_fused(p) for p in group["params"]):
-                group["fused"] = False
+        # Whether a gradient is sparse, or late, shows only when it is there.
+        for group in self.param_groups if self.defaults.get("fused") else ():
+            group["fused"] = _can_be_fused(self, group["params"])
         with torch.no_grad():
             try:
                 return step(self, closure)
@@ -45,10 +44,17 @@ def lean(kind: type[Kind]) -> type[Kind]:
     return cast("type[Kind]", made)
 
 
-def _can_be_fused(parameter: torch.Tensor) -> bool:
-    gradient = parameter.grad
-    dense = gradient is None or gradient.layout is torch.strided
-    return dense and parameter.dtype in FUSED_TYPES
+def _can_be_fused(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> bool:
+    trained = [p for p in parameters if p.grad is not None]
+    if not all(p.dtype in FUSED_TYPES and _is_dense(p.grad) for p in trained):
+        return False
+    # The fused SGD takes a first momentum for all parameters at once or for none.
+    with_state = sum(p in optimizer.state for p in trained)
+    return "momentum" not in optimizer.defaults or with_state in (0, len(trained))
+
+
+def _is_dense(gradient: torch.Tensor | None) -> bool:
+    return gradient is None or gradient.layout is torch.strided
 
 
 def _explained(error: RuntimeError, kind: type[torch.optim.Optimizer]) -> Exception:
