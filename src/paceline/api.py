@@ -30,6 +30,7 @@ from paceline.schema.checkpoint import (
     fixed_settings,
     newest_good,
     other_settings,
+    with_lengths,
 )
 from paceline.schema.codec import decode
 
@@ -189,7 +190,9 @@ def begin(
         directory.lock()
         try:
             config = resolve(config)
-            state = _checkpoint(directory, config, say) if resume else None
+            state = None
+            if resume:
+                config, state = _checkpoint(directory, config, say)
             stored_plan = _stored_plan(directory, plan, state, say)
             same = directory.config.exists() and load_config(directory.config) == config
             if not (resume and same):
@@ -272,7 +275,9 @@ def _continued(directory: RunDirectory, config: Config | None, changes: Sequence
     return dataclasses.replace(wanted, name=stored.name)
 
 
-def _checkpoint(directory: RunDirectory, config: Config, say: Callable[[str], None]) -> TrainState:
+def _checkpoint(
+    directory: RunDirectory, config: Config, say: Callable[[str], None]
+) -> tuple[Config, TrainState]:
     """What a run goes on from: its newest checkpoint that is not damaged, of this training."""
     found = newest_good(directory.checkpoints, say)
     if found is None:
@@ -280,8 +285,14 @@ def _checkpoint(directory: RunDirectory, config: Config, say: Callable[[str], No
             f"{directory.path} has no checkpoint to continue from: train it from the start with"
             f" `paceline train {directory.config}`"
         )
+    config = with_lengths(config, found[1])
     check_continued(*found, config)
-    return found[1]
+    for until, length in config.train.lengths.items():
+        say(
+            f"the learning rate follows the new length from update {until} on, and before that the"
+            f" {length} updates it was to be: config.toml says so in train.lengths"
+        )
+    return config, found[1]
 
 
 def _stored_plan(

@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import load_file
 from trainings import PacedTraining, Training
 
+from paceline.config import load_config
+
 RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 EXACT = ("epoch", "train_accuracy", "test_loss", "test_accuracy")
@@ -97,16 +99,23 @@ def test_longer_from_the_middle_of_an_epoch(
 def test_longer_where_rates_follow_the_length(
     tmp_path: Path, run: Callable[..., str], call_cli: RunCli
 ) -> None:
+    """It cannot be the run of that length from the start, but config.toml says what it was."""
     subject = PacedTraining(
-        tmp_path / "run", train__steps=13, optimizer__schedule="cosine", optimizer__warmup=0.0
+        tmp_path / "run", train__steps=13, optimizer__schedule="cosine", optimizer__warmup=0.2
     )
     run(*subject.begin)
-    before = (subject.run / "config.toml").read_text()
-    said = refused(call_cli, *subject.resume, "--set", "train.steps=20")
-    assert "update 2 would have had another learning rate" in said
-    assert "start a new run" in said
-    assert (subject.run / "config.toml").read_text() == before
-    assert "nothing left to train" in run(*subject.resume)
+    said = run(*subject.resume, "--set", "train.steps=20")
+    assert "follows the new length from update 13 on, and before that the 13 updates" in said
+    run(*subject.resume, "--set", "train.steps=25")
+    config = subject.run / "config.toml"
+    assert load_config(config).train.lengths == {"13": 13, "20": 20}
+    again = Training(tmp_path / "again")
+    run("train", str(config), "--run", str(again.run))
+    assert subject.weights() == again.weights()
+    before = config.read_text()
+    said = refused(call_cli, *subject.resume, "--set", "train.steps=18")
+    assert "cannot become shorter than it is" in said
+    assert config.read_text() == before
 
 
 def test_an_edited_config_is_refused_by_name(

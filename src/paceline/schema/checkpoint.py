@@ -29,7 +29,7 @@ DAMAGED = "damaged-"
 
 MAY_CHANGE = (
     "name", "versions", "observe", "data.root", "data.cache",
-    "train.epochs", "train.steps", "train.until", "train.deadline",
+    "train.epochs", "train.steps", "train.lengths", "train.until", "train.deadline",
     "train.evaluate_every", "train.checkpoint_every", "train.keep",
 )  # fmt: skip
 """What may be different when a run is continued: how long, not what."""
@@ -59,6 +59,8 @@ class TrainState:
     position: Position = field(default_factory=Position)
     updates: int = 0
     """How many updates the training was to have, which rates may follow."""
+    lengths: dict[str, int] = field(default_factory=dict)
+    """`train.lengths`, where it was made longer before."""
     batch_size: int = 0
     samples: int = 0
     tally: dict[str, float] = field(default_factory=dict)
@@ -220,18 +222,36 @@ def check_continued(
             f" run has batch {sampler.batch_size} on {sampler.samples}: a run is continued with"
             " what it began"
         )
-    if not state.updates:
-        return
-    now = planned_updates(config.train, -(-state.samples // max(1, state.batch_size)))
-    done, settings = state.position.update, config.optimizer
-    update = first_other_rate(settings, done, state.updates, now)
+    done, now = state.position.update, _updates_now(state, config)
+    if now < done:
+        raise RunDirectoryError(
+            f"{path} has {done} updates, more than the {now} that train.epochs and train.steps ask"
+            " for now: a run cannot become shorter than it is"
+        )
+    before = (state.updates or now, state.lengths)
+    update = first_other_rate(config.optimizer, done, before, (now, config.train.lengths))
     if update is not None:
         raise RunDirectoryError(
-            f"{path} was trained as part of {state.updates} updates, and out of {now} its update"
-            f" {update + 1} would have had another learning rate (optimizer.schedule ="
-            f" {settings.schedule!r}, warmup = {settings.warmup:g}): leave train.epochs and"
-            " train.steps as they were, or start a new run"
+            f"{path} had another learning rate in update {update + 1} than config.toml asks for"
+            " now: put train.epochs, train.steps and train.lengths back as they were"
         )
+
+
+def with_lengths(config: Config, state: TrainState) -> Config:
+    """`config` with what the rates of a run have followed so far.
+
+    Where they would have been others, had the run been as long as it is to be from the start,
+    `train.lengths` says so, and the same run from its config.toml repeats them.
+    """
+    done, now, lengths = state.position.update, _updates_now(state, config), state.lengths
+    before = (state.updates or now, lengths)
+    if first_other_rate(config.optimizer, done, before, (now, lengths)) is not None:
+        lengths = {**lengths, str(done): state.updates}
+    return replace(config, train=replace(config.train, lengths=lengths))
+
+
+def _updates_now(state: TrainState, config: Config) -> int:
+    return planned_updates(config.train, -(-state.samples // max(1, state.batch_size)))
 
 
 def other_settings(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from paceline.schema.config import Optimizer
 
@@ -27,18 +28,34 @@ def schedule_factor(settings: Optimizer, *, update: int, updates: int) -> float:
     return 1.0
 
 
-def first_other_rate(settings: Optimizer, done: int, before: int, now: int) -> int | None:
-    """The first of `done` updates whose rate would be another, had there been `now` in all.
+def length_at(update: int, updates: int, lengths: Mapping[str, int]) -> int:
+    """Out of how many updates an update counts, in a training that was made longer.
 
-    >>> first_other_rate(Optimizer(schedule="cosine"), done=10, before=20, now=40)
+    >>> [length_at(update, 40, {"10": 20}) for update in (9, 10)]
+    [20, 40]
+    """
+    later = [until for until in map(int, lengths) if update < until]
+    return lengths[str(min(later))] if later else updates
+
+
+def first_other_rate(
+    settings: Optimizer,
+    done: int,
+    before: tuple[int, Mapping[str, int]],
+    now: tuple[int, Mapping[str, int]],
+) -> int | None:
+    """The first of `done` updates whose rate would be another with other lengths.
+
+    >>> first_other_rate(Optimizer(schedule="cosine"), 10, (20, {}), (40, {}))
     1
-    >>> first_other_rate(Optimizer(), done=10, before=20, now=40) is None
+    >>> first_other_rate(Optimizer(schedule="cosine"), 10, (20, {}), (40, {"10": 20})) is None
     True
     """
     if before == now or (settings.schedule == "constant" and not settings.warmup):
         return None
     for update in range(done):
-        rates = [schedule_factor(settings, update=update, updates=n) for n in (before, now)]
+        lengths = [length_at(update, *each) for each in (before, now)]
+        rates = [schedule_factor(settings, update=update, updates=n) for n in lengths]
         if rates[0] != rates[1]:
             return update
     return None

@@ -21,6 +21,7 @@ from paceline.observe.recorder import Recorder
 from paceline.schema import write_json
 from paceline.schema.checkpoint import check_continued, fixed_settings, planned_updates
 from paceline.schema.codec import encode
+from paceline.schema.schedule import length_at
 from paceline.train.assemble import (
     Task,
     loss_total,
@@ -111,9 +112,10 @@ class Trainer:
     @property
     def rate_factor(self) -> float:
         """The current learning rate, relative to the one that was asked for."""
-        settings = self.config.optimizer
+        settings, update = self.config.optimizer, self.position.update
+        updates = length_at(update, self.updates, self.config.train.lengths)
         return batch_factor(settings, self.feed.sampler.batch_size) * schedule_factor(
-            settings, update=self.position.update, updates=self.updates
+            settings, update=update, updates=updates
         )
 
     def run(self) -> None:
@@ -326,6 +328,7 @@ class Trainer:
             state = TrainState(
                 position=self.position,
                 updates=self.updates,
+                lengths=dict(self.config.train.lengths),
                 batch_size=self.feed.sampler.batch_size,
                 samples=self.feed.sampler.samples,
                 tally=tally,

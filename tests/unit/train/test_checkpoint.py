@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -12,7 +11,13 @@ import torch
 
 from paceline.config import config_from
 from paceline.errors import RunDirectoryError, StorageError, UnsupportedError
-from paceline.schema.checkpoint import check_continued, fixed_settings, newest_good, read_state
+from paceline.schema.checkpoint import (
+    check_continued,
+    fixed_settings,
+    newest_good,
+    read_state,
+    with_lengths,
+)
 from paceline.train import checkpoint as checkpoint_module
 from paceline.train.checkpoint import Checkpoints, Position, TrainState, check_model
 
@@ -233,30 +238,39 @@ CONFIG = config_from({"optimizer.schedule": "constant"})
 
 
 def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
-    before = state(3, settings=fixed_settings(CONFIG), updates=20)
+    before = state(3, settings=fixed_settings(CONFIG), updates=50)
     check_continued(tmp_path, before, dataclasses.replace(CONFIG, name="other"))
     with pytest.raises(RunDirectoryError, match=r"seed \(was 0, now 4\)"):
         check_continued(tmp_path, before, dataclasses.replace(CONFIG, seed=4))
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "done", "epochs", "refused"),
+    ("optimizer", "done", "epochs", "lengths"),
     [
-        ({"schedule": "constant"}, 15, 9, False),
-        ({"schedule": "cosine"}, 15, 9, True),
-        ({"schedule": "cosine"}, 15, 2, False),
-        ({"schedule": "cosine"}, 0, 9, False),
-        ({"schedule": "constant", "warmup": 0.2}, 15, 9, True),
-        ({"schedule": "step", "step_every": 0.5}, 9, 9, False),
-        ({"schedule": "step", "step_every": 0.5}, 11, 9, True),
+        ({"schedule": "constant"}, 15, 9, {}),
+        ({"schedule": "cosine"}, 15, 9, {"15": 20}),
+        ({"schedule": "cosine"}, 15, 2, {}),
+        ({"schedule": "cosine"}, 0, 9, {}),
+        ({"schedule": "constant", "warmup": 0.2}, 15, 9, {"15": 20}),
+        ({"schedule": "step", "step_every": 0.5}, 9, 9, {}),
+        ({"schedule": "step", "step_every": 0.5}, 11, 9, {"11": 20}),
     ],
 )
-def test_another_length_only_where_rates_so_far_are_the_same(
-    tmp_path: Path, optimizer: dict[str, object], done: int, epochs: int, refused: bool
+def test_another_length_is_noted_where_rates_so_far_followed_the_old_one(
+    tmp_path: Path, optimizer: dict[str, object], done: int, epochs: int, lengths: dict[str, int]
 ) -> None:
     config = config_from({"optimizer": optimizer, "train.epochs": epochs})
     before = state(done, updates=20)  # 2 epochs of 10 updates
-    with pytest.raises(RunDirectoryError) if refused else contextlib.nullcontext() as caught:
-        check_continued(tmp_path, before, config)
-    if refused:
-        assert "another learning rate" in str(caught.value)  # type: ignore[union-attr]
+    longer = with_lengths(config, before)
+    assert longer.train.lengths == lengths
+    check_continued(tmp_path, before, longer)
+    if lengths:
+        with pytest.raises(RunDirectoryError, match="another learning rate in update"):
+            check_continued(tmp_path, before, config)
+        again = dataclasses.replace(before, updates=90, lengths=lengths)
+        assert with_lengths(config, again).train.lengths == lengths
+
+
+def test_a_run_cannot_become_shorter_than_it_is(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="has 15 updates, more than the 10"):
+        check_continued(tmp_path, state(15, updates=20), config_from({"train.epochs": 1}))
