@@ -23,7 +23,16 @@ from paceline.plan import (
 )
 from paceline.references import reference_to
 from paceline.run import RunDirectory, create_run, open_run
-from paceline.schema import Config, Plan, Race, encode, read_json, write_json
+from paceline.schema import Config, Plan, Race, read_json, write_json
+from paceline.schema.checkpoint import (
+    TrainState,
+    check_continued,
+    fixed_settings,
+    newest_good,
+    other_settings,
+    with_lengths,
+)
+from paceline.schema.codec import decode
 
 if TYPE_CHECKING:
     from paceline.schema.hosts import Hosts
@@ -94,9 +103,9 @@ def train(
 
         given = with_dataset(given, workload.data, config)
     where = Path(run) if run is not None else None
-    config, directory, plan = begin(config, run=where, resume=resume)
+    say = (lambda text: None) if silent else print
+    config, directory, plan = begin(config, run=where, resume=resume, say=say)
     try:
-        say = (lambda text: None) if silent else print
         start = Start(config=config, run=directory, plan=plan, given=given, silent=silent, say=say)
         return run_training(start)
     finally:
@@ -165,29 +174,35 @@ def begin(
     resume: bool = False,
     plan: Path | None = None,
     changes: Sequence[str] = (),
+    say: Callable[[str], None] = print,
 ) -> tuple[Config, RunDirectory, Plan | None]:
     """Make or open the run directory; the plan comes from it, from `plan`, or is still open.
 
     `changes` are settings (as "key=value") of a run to be continued, where `config` is None.
     """
-    if resume:
-        directory = open_run(run or Path("runs/latest"))
+    directory = open_run(run or Path("runs/latest")) if resume else None
+    if directory is not None:
         config = _continued(directory, config, changes)
     else:
         config = config or load_config()
         directory = create_run(config.name, run)
-    directory.lock()
-    config = resolve(config)
-    found = plan or (directory.plan if directory.plan.exists() else None)
-    try:
-        stored_plan = read_json(Plan, found) if found else None
-    except UserError:
-        directory.discard()
-        raise
-    if not (resume and directory.config.exists() and load_config(directory.config) == config):
-        partial = directory.config.with_name(".config.toml.partial")
-        partial.write_text(dump_config(config))
-        partial.replace(directory.config)
+    with directory.explained():
+        directory.lock()
+        try:
+            config = resolve(config)
+            state = None
+            if resume:
+                config, state = _checkpoint(directory, config, say)
+            stored_plan = _stored_plan(directory, plan, state, say)
+            same = directory.config.exists() and load_config(directory.config) == config
+            if not (resume and same):
+                partial = directory.config.with_name(".config.toml.partial")
+                partial.write_text(dump_config(config))
+                partial.replace(directory.config)
+        except BaseException:
+            directory.discard()
+            directory.unlock()
+            raise
     return config, directory, stored_plan
 
 
@@ -242,14 +257,6 @@ def _from_anywhere(name: str) -> str:
     return name
 
 
-MAY_CHANGE = (
-    "name", "versions", "observe", "data.root", "data.cache",
-    "train.epochs", "train.steps", "train.until", "train.deadline",
-    "train.evaluate_every", "train.checkpoint_every", "train.keep",
-)  # fmt: skip
-"""What may be different when a run is continued: how long, not what."""
-
-
 def _continued(directory: RunDirectory, config: Config | None, changes: Sequence[str]) -> Config:
     """The configuration of a run to be continued, with what may change of what is asked."""
     if not directory.config.exists():
@@ -258,13 +265,7 @@ def _continued(directory: RunDirectory, config: Config | None, changes: Sequence
         return config
     stored = load_config(directory.config)
     wanted = config or load_config(directory.config, changes)
-    before, now = _flat(encode(resolve(stored))), _flat(encode(resolve(wanted)))
-    other = [
-        key
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-        and not any(key == free or key.startswith(f"{free}.") for free in MAY_CHANGE)
-    ]
+    other = other_settings(fixed_settings(resolve(stored)), fixed_settings(resolve(wanted)))
     if other:
         raise RunDirectoryError(
             f"{directory.path} was begun with another configuration ({', '.join(other[:4])}"
@@ -274,21 +275,51 @@ def _continued(directory: RunDirectory, config: Config | None, changes: Sequence
     return dataclasses.replace(wanted, name=stored.name)
 
 
-def _flat(data: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{above}{key}.")
-        else:
-            flat[f"{above}{key}"] = value
-    return flat
+def _checkpoint(
+    directory: RunDirectory, config: Config, say: Callable[[str], None]
+) -> tuple[Config, TrainState]:
+    """What a run goes on from: its newest checkpoint that is not damaged, of this training."""
+    found = newest_good(directory.checkpoints, say)
+    if found is None:
+        raise RunDirectoryError(
+            f"{directory.path} has no checkpoint to continue from: train it from the start with"
+            f" `paceline train {directory.config}`"
+        )
+    config = with_lengths(config, found[1])
+    check_continued(*found, config)
+    for until, length in config.train.lengths.items():
+        say(
+            f"the learning rate follows the new length from update {until} on, and before that the"
+            f" {length} updates it was to be: config.toml says so in train.lengths"
+        )
+    return config, found[1]
+
+
+def _stored_plan(
+    directory: RunDirectory,
+    given: Path | None,
+    state: TrainState | None,
+    say: Callable[[str], None],
+) -> Plan | None:
+    """The plan that was asked for, or the run's; a damaged one of a run is in its checkpoints."""
+    if given is not None or state is None:
+        found = given or (directory.plan if directory.plan.exists() else None)
+        return read_json(Plan, found) if found else None
+    try:
+        return read_json(Plan, directory.plan)
+    except UserError as error:
+        if not state.plan:
+            say(f"warning: {error}; the run is planned anew")
+            return None
+        say(f"warning: {error}; the plan of the newest checkpoint is used")
+        return decode(Plan, state.plan)
 
 
 def run_training(start: Start) -> Result:
     """Plan if needed, launch, train, and return what came of it."""
     try:
-        return _run_training(start)
+        with start.run.explained():
+            return _run_training(start)
     except UserError:
         start.run.discard()
         raise

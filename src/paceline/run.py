@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
-from paceline.errors import RunDirectoryError
+from paceline.errors import RunDirectoryError, StorageError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+_CLOSED = (errno.EACCES, errno.EPERM, errno.EIO)
 
 
 class RunDirectory:
@@ -71,6 +75,21 @@ class RunDirectory:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Say in a sentence what the disk that the run lies on refuses."""
+        try:
+            yield
+        except OSError as error:
+            place = Path(str(error.filename)) if error.filename else self.path
+            inside = place.is_relative_to(self.path) or place.is_relative_to(self.path.resolve())
+            if error.errno in _FULL or (error.errno in _CLOSED and inside):
+                raise StorageError(
+                    f"{place} cannot be written ({error.strerror}): free some room or make it"
+                    " writable, or choose another --run"
+                ) from None
+            raise
 
     def discard(self) -> None:
         """Take a new run back that a mistake of the user ended before it trained.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import stat
+
 
 def duration(seconds: float) -> str:
     """Short and readable.
@@ -36,3 +40,13 @@ def rank_name(rank: int, host: str, role: str = "worker") -> str:
     ('rank 0 on a', 'server, rank 3 on d')
     """
     return f"{'server, ' if role == 'server' else ''}rank {rank} on {host}"
+
+
+def leave_terminal() -> None:
+    """Write to a terminal that has gone no more: every line would raise an error instead."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+                os.dup2(nowhere, descriptor)
+    os.close(nowhere)

@@ -1,10 +1,16 @@
-"""Ctrl-C and SIGTERM: the update is finished, the state saved, and the run goes on later."""
+"""Ctrl-C, SIGTERM and SIGHUP: the update is finished, the state saved; the run goes on later."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
 import signal
 import subprocess
+import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,7 +31,7 @@ def test_saved_and_continued_to_the_same_weights(
 ) -> None:
     subject = PacedTraining(tmp_path / "run", pace=0.05, **STRATEGIES[strategy])
     arguments = subject.begin
-    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)):
         before = subject.position() if subject.has_checkpoint() else 0
         process = start_cli(*arguments)
         subject.wait_for_checkpoint(process, after=before)
@@ -44,6 +50,36 @@ def test_saved_and_continued_to_the_same_weights(
     assert done.returncode == 0, done.stderr
     assert [line["epoch"] for line in subject.lines()] == [1, 2, 3, 4]
     assert subject.weights() == whole(strategy).weights()
+
+
+@pytest.mark.parametrize("strategy", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
+def test_a_terminal_that_closes(strategy: str, tmp_path: Path) -> None:
+    """What a training would still print has nowhere to go then; it saves all the same."""
+    subject = PacedTraining(tmp_path / "run", pace=0.05, **STRATEGIES[strategy])
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline.cli", *subject.begin],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    os.set_blocking(ours, False)
+
+    def has_checkpoint() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            os.read(ours, 65536)
+        return subject.has_checkpoint()
+
+    subject.wait_for(has_checkpoint)
+    os.close(ours)
+    status = process.wait(60)
+    assert status == 129
+    summary = json.loads((subject.run / "run.json").read_text())
+    assert summary["finished"] is False
+    assert summary["updates"] == subject.position()
 
 
 @pytest.mark.parametrize("strategy", [pytest.param("threads", marks=pytest.mark.slow), "processes"])

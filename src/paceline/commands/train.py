@@ -84,10 +84,14 @@ def command(
     if data_root is not None:
         changes = (*changes, f"data.root={json.dumps(str(data_root))}")
 
+    def say(text: str) -> None:
+        if not as_json:
+            click.echo(text)
+
     def begin() -> api.Start:
         asked = load_config(config, changes) if config or not resume else None
         settings, directory, chosen = api.begin(
-            asked, run=run, resume=resume, plan=plan, changes=changes
+            asked, run=run, resume=resume, plan=plan, changes=changes, say=say
         )
         if chosen is None and config is not None and not again:
             chosen = api.plan_beside(config, settings)
@@ -97,7 +101,7 @@ def command(
             plan=chosen,
             silent=as_json,
             again=again,
-            say=(lambda text: None) if as_json else click.echo,
+            say=say,
             show=(lambda text: click.echo(text, err=True)) if as_json else click.echo,
             hosts=hosts,
         )

@@ -279,7 +279,7 @@ class Agent:
         self.end_child()
         if child.purpose in _ANSWERS:
             self.tell_answer(child, code)
-        elif code in (0, 128 + signal.SIGINT, 128 + signal.SIGTERM):
+        elif code in (0, 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP):
             self.send_back()
             self.channel.send("end", code=code)
         else:

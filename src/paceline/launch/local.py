@@ -167,7 +167,7 @@ def _watch(ranks: Ranks, board: Any) -> None:
             looked = now
 
 
-_GOOD = (None, 0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+_GOOD = (None, 0, 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
 
 
 def _check_heartbeats(ranks: Ranks, board: Any) -> None:
@@ -257,7 +257,7 @@ def _relay(stream: IO[bytes], number: int) -> bool:
 
 
 def _forwarding(ranks: Ranks) -> Callable[[int, FrameType | None], None]:
-    """Ctrl-C and SIGTERM go to the first rank, which stops all of them in order.
+    """Ctrl-C, SIGTERM and SIGHUP go to the first rank, which stops all of them in order.
 
     Until it listens there is nothing to stop in order, and what it is sent could be lost in some
     module's import: `_watch` ends the ranks then.

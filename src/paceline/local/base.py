@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, UnsupportedError
 from paceline.local.single_pixel import use_single_pixels
 from paceline.local.tiles import check_bf16
 from paceline.schema import NodePlan, RankContext
@@ -263,4 +263,10 @@ def scale_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
 def clip_gradients(parameters: Iterable[torch.Tensor], limit: float | None) -> None:
     """Shorten the whole gradient to `limit` where it is longer."""
     if limit is not None:
-        torch.nn.utils.clip_grad_norm_(parameters, limit)
+        listed = list(parameters)
+        if any(p.grad is not None and p.grad.layout is not torch.strided for p in listed):
+            raise UnsupportedError(
+                "optimizer.clip_norm needs dense gradients, but one is sparse: leave it out, or"
+                " make the layer with sparse=False"
+            )
+        torch.nn.utils.clip_grad_norm_(listed, limit)

@@ -8,7 +8,7 @@ Layout of the arena (every part starts on a cache line):
 Every rank has the whole module, and its parameters are views of `weights`, so
 that an update by one rank is seen by all, evaluation and checkpoints need no
 gathering, and no byte crosses a socket. There are rounded weights only where they
-are asked for (see `rounded`).
+are asked for (see `rounded`); a mark tells for every rank and parameter what it published.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from paceline.local.board import Board
 
 LINE = 64
 _NOTE_BYTES = 8192
+_MARKS = {None: 0, torch.float32: 1, torch.bfloat16: 2}
+"""What a rank says of a gradient: that there is none, or its type."""
 
 
 def memory_view(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -67,7 +69,7 @@ class SharedModel:
         floats = elements * (1 + self.board.ranks)
         notes = _NOTE_BYTES * self.board.ranks
         halves = elements if rounded else 0
-        marks = _padded(self.board.ranks * len(self.parameters), LINE) if rounded else 0
+        marks = _padded(self.board.ranks * len(self.parameters), LINE)
         memory = job.arena.allocate(floats * 4 + halves * 2 + marks + buffer_bytes + notes)
         every = torch.frombuffer(memory, dtype=torch.float32, count=floats)
         self.weights = every[:elements]
@@ -77,7 +79,7 @@ class SharedModel:
         self._marks = after[halves * 2 : halves * 2 + marks].numpy()
         self._bytes = after[halves * 2 + marks :]
         self._notes_at = buffer_bytes
-        self._indices = {name: index for index, name in enumerate(self.parameters)}
+        self.indices = {name: index for index, name in enumerate(self.parameters)}
         self._adopt()
 
     def _adopt(self) -> None:
@@ -100,15 +102,18 @@ class SharedModel:
 
     def published_in_bf16(self, rank: int, name: str) -> bool:
         """Whether a rank's gradient of a parameter lies in its region in bf16, not in fp32."""
-        return bool(len(self._marks)) and bool(self._marks[self._mark(rank, name)])
+        return bool(self._marks[self._mark(rank, name)] == _MARKS[torch.bfloat16])
 
-    def say_published(self, name: str, kind: torch.dtype) -> None:
-        """Tell the other ranks in what form this one publishes a gradient."""
-        if len(self._marks):
-            self._marks[self._mark(self.board.rank, name)] = kind is torch.bfloat16
+    def has_published(self, rank: int, name: str) -> bool:
+        """Whether a rank had a gradient of a parameter in this update."""
+        return bool(self._marks[self._mark(rank, name)] != _MARKS[None])
+
+    def say_published(self, name: str, kind: torch.dtype | None) -> None:
+        """Tell the other ranks in what form this one publishes a gradient; None: it has none."""
+        self._marks[self._mark(self.board.rank, name)] = _MARKS[kind]
 
     def _mark(self, rank: int, name: str) -> int:
-        return rank * len(self.parameters) + self._indices[name]
+        return rank * len(self.parameters) + self.indices[name]
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
         """Take over saved weights (the first rank writes) and buffers (each rank its own)."""

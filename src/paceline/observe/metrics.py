@@ -74,6 +74,10 @@ class Tally:
         return statistics.median(self.durations) if self.durations else 0.0
 
 
+TIMES: Final = ("seconds", "read_seconds", "update_seconds_median", "images_per_second")
+"""What the summary of a run adds up: a line without is damaged."""
+
+
 class MetricsFile:
     """The lines of metrics.jsonl; lines that could not be written are tried again."""
 
@@ -84,10 +88,14 @@ class MetricsFile:
 
     def restore(self, epochs: int) -> None:
         """Keep what a resumed run had written about its first `epochs` epochs."""
-        self.lines = [line for line in read_metrics(self.path) if line["epoch"] <= epochs]
+        self.lines = [
+            line
+            for line in read_metrics(self.path)
+            if line["epoch"] <= epochs and all(type(line.get(key)) is float for key in TIMES)
+        ]
         self._written = len(self.lines)
         text = "".join(json.dumps(line) + "\n" for line in self.lines)
-        if not self.path.exists() or self.path.read_text() == text:
+        if not self.path.exists() or self.path.read_bytes() == text.encode():
             return
         # Beside it and renamed: a run that is killed here must not lose its past.
         partial = self.path.with_name(f".{self.path.name}.partial")
@@ -109,16 +117,16 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole lines; the half line of a killed run is left out."""
+    """All whole lines; the half line of a killed run, or a damaged one, is left out."""
     if not path.exists():
         return []
     lines = []
-    for text in path.read_text().splitlines():
+    for text in path.read_text(errors="replace").splitlines():
         try:
             line = json.loads(text)
         except json.JSONDecodeError:
             continue
-        if isinstance(line, dict) and "epoch" in line:
+        if isinstance(line, dict) and type(line.get("epoch")) is int:
             lines.append(line)
     return lines
 

@@ -143,6 +143,8 @@ class Train:
     """Passes over the training data."""
     steps: int | None = rule(default=None, minimum=1)
     """Stop after this many updates, whatever `epochs` says."""
+    lengths: dict[str, int] = field(default_factory=dict)
+    """Written by --resume for longer: before that update, rates count out of that many."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """"auto" takes CUDA where there is one, else the CPU."""
     until: Until = field(default_factory=Until)
@@ -157,6 +159,14 @@ class Train:
     """Use only operations that give the same result every time."""
     deadline: float = rule(default=60.0, minimum=1.0)
     """Seconds that ranks wait for a rank that does not arrive before the run is ended."""
+
+    def __post_init__(self) -> None:
+        for update, length in self.lengths.items():
+            if not update.isdecimal() or length < 1:
+                raise ConfigError(
+                    f"train.lengths.{update} = {length} must be a number of updates under the"
+                    " number of an update: --resume writes it, leave it as it is"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

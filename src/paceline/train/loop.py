@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import time
 from dataclasses import dataclass
@@ -10,12 +11,17 @@ from typing import Any
 
 from paceline import local
 from paceline.data.feed import Batch
-from paceline.errors import DivergedError, RunDirectoryError, StorageError
+from paceline.errors import DivergedError
 from paceline.exchange.network import Traffic
+from paceline.local.base import OptimizerState
 from paceline.local.memory import keep_freed_memory
+from paceline.local.state import unsaved_sentence
 from paceline.observe.metrics import Tally, exchange_counts, exchange_line, totals
 from paceline.observe.recorder import Recorder
 from paceline.schema import write_json
+from paceline.schema.checkpoint import check_continued, fixed_settings, planned_updates
+from paceline.schema.codec import encode
+from paceline.schema.schedule import length_at
 from paceline.train.assemble import (
     Task,
     loss_total,
@@ -23,7 +29,7 @@ from paceline.train.assemble import (
     make_job,
     whole_optimizer_state,
 )
-from paceline.train.checkpoint import Checkpoints, Position, TrainState
+from paceline.train.checkpoint import Checkpoints, Position, TrainState, check_model
 from paceline.train.comparison import comparison, node_memory_mb
 from paceline.train.device import use_deterministic
 from paceline.train.epoch_log import EpochLog
@@ -91,23 +97,25 @@ class Trainer:
         self.position = Position()
         self.tally = Tally()
         self.traffic = Traffic()
-        self.goal = Goal(self.config.train.until)
+        self.goal = self.kept_goal = Goal(self.config.train.until)
         self.saved_at = -1
+        self.unsaved = ""
         self.losses = LossWatch()
         self.started = started
+        check_model(self.strategy.model.state_dict())
 
     @property
     def updates(self) -> int:
         """Updates of the whole training."""
-        planned = self.config.train.epochs * self.feed.sampler.steps_per_epoch
-        return min(planned, self.config.train.steps or planned)
+        return planned_updates(self.config.train, self.feed.sampler.steps_per_epoch)
 
     @property
     def rate_factor(self) -> float:
         """The current learning rate, relative to the one that was asked for."""
-        settings = self.config.optimizer
+        settings, update = self.config.optimizer, self.position.update
+        updates = length_at(update, self.updates, self.config.train.lengths)
         return batch_factor(settings, self.feed.sampler.batch_size) * schedule_factor(
-            settings, update=self.position.update, updates=self.updates
+            settings, update=update, updates=updates
         )
 
     def run(self) -> None:
@@ -218,8 +226,10 @@ class Trainer:
         )
         epoch = self.position.epoch + 1
         last = self.position.update >= self.updates
+        whole = self.position.step == self.feed.sampler.steps_per_epoch
+        due = epoch % self.config.train.evaluate_every == 0
         score = None
-        if self.team.evaluates and (last or epoch % self.config.train.evaluate_every == 0):
+        if self.team.evaluates and (last or due):
             self.team.enter("evaluate", self.position.update)
             with self.recorder.span("evaluate"):
                 self.prepare_evaluation()
@@ -241,10 +251,14 @@ class Trainer:
         }
         if self.task.context.nodes > 1:
             line |= self.balance() | self.team.epoch_line()
+        # A longer training would not evaluate here, and goes on as if this one had not.
+        self.kept_goal = self.goal if whole and due else copy.copy(self.goal)
         improved = self.goal.note(score)
         self.epochs.add(line)
-        self.position = dataclasses.replace(self.position, epoch=epoch, step=0)
-        self.tally, self.traffic = Tally(), Traffic()
+        if whole:
+            self.position = dataclasses.replace(self.position, epoch=epoch, step=0)
+            self.tally = Tally()
+        self.traffic = Traffic()
         self.save(best=improved)
 
     def balance(self) -> dict[str, Any]:
@@ -295,7 +309,10 @@ class Trainer:
         return every is not None and self.position.update % every == 0
 
     def save(self, *, best: bool = False) -> None:
-        """Write a checkpoint; a failure is said and costs no older one."""
+        """Write a checkpoint; one that cannot be written ends the training and costs no older one.
+
+        Going on would train for hours towards something that may never be saved.
+        """
         with self.recorder.span("checkpoint"):
             self._save(best=best)
         self.count_exchange()
@@ -310,29 +327,36 @@ class Trainer:
         if self.team.is_first and self.position.update != self.saved_at:
             state = TrainState(
                 position=self.position,
+                updates=self.updates,
+                lengths=dict(self.config.train.lengths),
                 batch_size=self.feed.sampler.batch_size,
                 samples=self.feed.sampler.samples,
                 tally=tally,
                 seconds=time.perf_counter() - self.started,
-                best_accuracy=self.goal.best,
-                since_best=self.goal.since_best,
+                best_accuracy=self.kept_goal.best,
+                since_best=self.kept_goal.since_best,
+                settings=fixed_settings(self.config),
+                plan=encode(self.task.plan),
             )
-            try:
-                model = self.strategy.model.state_dict()
-                self.checkpoints.save(state, model, optimizer, best=best)
-                self.saved_at = self.position.update
-            except StorageError as error:
-                self.view.say(f"warning: {error}")
+            self.checkpoints.save(state, self.strategy.model.state_dict(), optimizer, best=best)
+            self.saved_at = self.position.update
+            self.say_unsaved(optimizer)
         self.team.barrier("checkpoint")
+
+    def say_unsaved(self, optimizer: OptimizerState) -> None:
+        """Say once what of an optimizer of the user's own no checkpoint holds."""
+        if (sentence := unsaved_sentence(optimizer)) and sentence != self.unsaved:
+            self.unsaved = sentence
+            self.view.say(f"warning: {sentence}")
 
     def begin(self) -> None:
         """Meet the other nodes; one that joins a training goes on where that is."""
-        if self.job.exchange is None:
-            return
-        update = self.job.exchange.start(self.position.update)
-        if update != self.position.update:
-            epoch, step = divmod(update, self.feed.sampler.steps_per_epoch)
-            self.position = Position(epoch=epoch, step=step, update=update)
+        if self.job.exchange is not None:
+            update = self.job.exchange.start(self.position.update)
+            if update != self.position.update:
+                epoch, step = divmod(update, self.feed.sampler.steps_per_epoch)
+                self.position = Position(epoch=epoch, step=step, update=update)
+        self.team.check_start(self.position.update)
 
     def resume(self) -> None:
         """Go on from the newest checkpoint, if there is one."""
@@ -340,12 +364,7 @@ class Trainer:
         if newest is None:
             return
         state, model, optimizer = self.checkpoints.load(newest)
-        here = (self.feed.sampler.batch_size, self.feed.sampler.samples)
-        if (state.batch_size, state.samples) != here:
-            raise RunDirectoryError(
-                f"{newest} was made with batch {state.batch_size} on {state.samples} samples, but"
-                f" this run has batch {here[0]} on {here[1]}: a run is continued with what it began"
-            )
+        check_continued(newest, state, self.config, sampler=self.feed.sampler)
         self.strategy.load_weights(model)
         self.strategy.load_optimizer_state(optimizer)
         self.position, self.saved_at = state.position, state.position.update
@@ -353,7 +372,10 @@ class Trainer:
         self.goal.best, self.goal.since_best = state.best_accuracy, state.since_best
         if self.team.is_first:
             self.tally = Tally.restored(state.tally)
-            self.epochs.restore(state.position.epoch)
+            # The line of an epoch that ended halfway stays where there is nothing more to train.
+            halfway = state.position.step > 0 and state.position.update >= self.updates
+            self.epochs.restore(state.position.epoch + halfway)
+            self.say_unsaved(optimizer)
             self.view.say(self.welcome_back())
 
     def welcome_back(self) -> str:
@@ -368,10 +390,11 @@ class Trainer:
         self.team.close()
         self.count_exchange()
         lines = self.epochs.lines
+        finished = self.position.update >= self.updates or self.goal.reached() is not None
         summary: dict[str, Any] = {
             "name": self.config.name,
-            "finished": self.position.update >= self.updates or self.goal.reached() is not None,
-            "epochs": self.position.epoch,
+            "finished": finished,
+            "epochs": self.position.epoch + (self.position.step > 0 and finished),
             "updates": self.position.update,
             **totals(lines, open_seconds=open_seconds),
             "best_accuracy": self.goal.best,
@@ -379,15 +402,10 @@ class Trainer:
             "parameters": self.strategy.parameters,
         }
         summary |= comparison(self.config, self.task.plan, lines, self.position.update)
-        interrupted = self.signals.received is not None and not summary["finished"]
+        interrupted = self.signals.received is not None and not finished
         if self.team.is_first:
             try:
                 write_json(self.task.run.summary, summary)
             except OSError as error:
                 self.view.say(f"warning: run.json cannot be written: {error.strerror}")
-            if self.saved_at != self.position.update and self.position.update > 0:
-                raise StorageError(
-                    f"training ended, but its last state could not be saved in"
-                    f" {self.task.run.checkpoints}: free some room and run again with --resume"
-                )
         return Outcome(summary=summary, exit_code=self.signals.exit_code if interrupted else 0)
