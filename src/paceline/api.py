@@ -37,12 +37,12 @@ class Result:
     run: Path
     """The run directory."""
     summary: dict[str, Any]
-    """What run.json holds: loss, accuracy, seconds, images per second."""
+    """What run.json holds: loss, accuracy where there are classes, seconds, images per second."""
     exit_code: int = 0
 
     @property
     def accuracy(self) -> float | None:
-        """Test accuracy after the last epoch, 0 to 1."""
+        """Test accuracy after the last epoch, 0 to 1; None where there are no classes."""
         return self.summary.get("test_accuracy")
 
     def load_model(self, model: Any) -> Any:

@@ -214,7 +214,7 @@ class ServedTeam(Team):
     def is_behind(self, update: int) -> bool:
         return not self.served.asynchronous and self.served.version > update
 
-    def note(self, loss_sum: float, correct: int, samples: int) -> None:
+    def note(self, loss_sum: float, correct: float, samples: int) -> None:
         told = (loss_sum, correct, samples)
         self.served.told = [a + b for a, b in zip(self.served.told, told, strict=True)]
 

@@ -147,7 +147,7 @@ class Team:
         """The others have done this update without this rank, which leaves it out."""
         return False
 
-    def note(self, loss_sum: float, correct: int, samples: int) -> None:
+    def note(self, loss_sum: float, correct: float, samples: int) -> None:
         """Tell what an update gave, where nobody asks for sums."""
 
     def news(self) -> list[str]:
