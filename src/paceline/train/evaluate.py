@@ -11,6 +11,7 @@ import torch
 
 from paceline.data.base import Source
 from paceline.data.feed import evaluation_batches
+from paceline.errors import DataError
 from paceline.local.base import (
     Job,
     LocalStrategy,
@@ -41,36 +42,46 @@ def existing(value: float) -> float | None:
 def evaluate(
     strategy: LocalStrategy, job: Job, source: Source, team: Team, shares: Sequence[float]
 ) -> Score:
-    """Score the current weights on `source`; every rank calls it and gets the same answer."""
+    """Score the current weights on all of `source`; every rank calls it and gets the same answer.
+
+    `shares` are the ranks' parts where all are there; a part of the test set is never scored for
+    the whole: where a rank was lost on the way, those who are left divide it again.
+    """
+    divided: list[float] | None = None
+    total = 0.0
+    while True:
+        before, divided = divided, team.evaluation_shares(list(shares))
+        if divided == before:
+            raise DataError(
+                f"an evaluation covered {total:.0f} samples, but the test data says that it has"
+                f" {len(source)}: give it a length that is true"
+            )
+        sums = _sums(strategy, job, source, team.context.rank, divided)
+        loss, correct, top5, total = team.sum(sums, "evaluate")
+        if total == len(source):
+            return Score(
+                loss=loss / total, accuracy=existing(correct / total), top5=existing(top5 / total)
+            )
+
+
+def _sums(
+    strategy: LocalStrategy, job: Job, source: Source, rank: int, shares: Sequence[float]
+) -> list[float]:
+    """Losses, right first guesses, right among five, and samples of a rank's part."""
     model = strategy.model
-    loss_sum = correct = top5 = 0.0
-    samples = 0
+    sums = [0.0, 0.0, 0.0, 0.0]
+    batch_size = max(32, min(job.batch_size, 256))
     model.eval()
     with torch.inference_mode():
-        batches = evaluation_batches(
-            source,
-            batch_size=max(32, min(job.batch_size, 256)),
-            worker=team.context.rank,
-            shares=shares,
-        )
-        for batch in batches:
+        for batch in evaluation_batches(source, batch_size=batch_size, worker=rank, shares=shares):
             targets = batch.targets.to(job.device)
             with autocast(job):
                 outputs = full_precision(model(layout(job, batch.inputs)))
-            loss_sum += float(job.loss(outputs, targets)) * batch.count
-            samples += batch.count
-            hits = _ranked_hits(outputs, targets)
-            correct += hits[0]
-            top5 += hits[1]
+            loss = float(job.loss(outputs, targets)) * batch.count
+            found = (loss, *_ranked_hits(outputs, targets), batch.count)
+            sums = [old + new for old, new in zip(sums, found, strict=True)]
     model.train()
-    total_loss, total_correct, total_top5, total = team.sum(
-        [loss_sum, correct, top5, samples], "evaluate"
-    )
-    return Score(
-        loss=total_loss / total,
-        accuracy=existing(total_correct / total),
-        top5=existing(total_top5 / total),
-    )
+    return sums
 
 
 def _ranked_hits(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:

@@ -224,9 +224,7 @@ class Trainer:
             self.team.enter("evaluate", self.position.update)
             with self.recorder.span("evaluate"):
                 self.prepare_evaluation()
-                shares = self.team.evaluation_shares(
-                    worker_shares(self.task.plan, self.shares, by_rank=True)
-                )
+                shares = worker_shares(self.task.plan, self.shares, by_rank=True)
                 score = evaluate(self.strategy, self.job, self.dataset.test, self.team, shares)
         line = {
             "epoch": epoch,

@@ -140,7 +140,7 @@ class Team:
         return True
 
     def evaluation_shares(self, shares: list[float]) -> list[float]:
-        """Every rank's part of an evaluation."""
+        """Every rank's part of an evaluation, which all ranks ask for together."""
         return shares
 
     def is_behind(self, update: int) -> bool:
