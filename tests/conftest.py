@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from leaks import SESSION, Watch, adopt_orphans
+from leaks import BACKING, SESSION, Watch, adopt_orphans
 
 from paceline.measure.instructions import use_safe_instructions
 from paceline.schema import Config
@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     tempfile.tempdir = None
     # MPI's shared memory beside that of others who test at the same time, not among it.
     shared = Path(tempfile.mkdtemp(prefix=SESSION, dir="/dev/shm"))
-    os.environ["OMPI_MCA_btl_sm_backing_directory"] = str(shared)
+    os.environ[BACKING] = str(shared)
     adopt_orphans()
     # Tests that a shell has put into the background would hand on that Ctrl-C is ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -59,7 +59,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove the session's folder."""
     if _home is not None:
         shutil.rmtree(_home, ignore_errors=True)
-        shutil.rmtree(os.environ["OMPI_MCA_btl_sm_backing_directory"], ignore_errors=True)
+        shutil.rmtree(os.environ[BACKING], ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -30,6 +30,8 @@ ALLOWED_VARIABLES = {
     "TORCHINDUCTOR_CACHE_DIR": "torch sets it for itself when it first builds an optimizer",
 }
 _SHARED_MEMORY = Path("/dev/shm")
+BACKING = "OMPI_MCA_btl_sm_backing_directory"
+"""Where Open MPI keeps the memory that its ranks share."""
 SESSION = "pl-"
 """What the tests of one process share begins with this: other processes run tests of their own."""
 _PR_SET_CHILD_SUBREAPER = 36
@@ -221,7 +223,7 @@ def _names(folder: Path) -> set[str]:
 
 def _shared_files() -> set[str]:
     """Files of shared memory, those of other sessions of tests left out."""
-    own = os.environ.get("OMPI_MCA_btl_sm_backing_directory", "")
+    own = os.environ.get(BACKING, "")
     found = {str(_SHARED_MEMORY / name) for name in _names(_SHARED_MEMORY)}
     found = {name for name in found if not Path(name).name.startswith(SESSION)}
     return found | ({str(Path(own) / name) for name in _names(Path(own))} if own else set())

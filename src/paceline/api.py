@@ -46,12 +46,12 @@ class Result:
     run: Path
     """The run directory."""
     summary: dict[str, Any]
-    """What run.json holds: loss, accuracy, seconds, images per second."""
+    """What run.json holds: loss, accuracy where there are classes, seconds, images per second."""
     exit_code: int = 0
 
     @property
     def accuracy(self) -> float | None:
-        """Test accuracy after the last epoch, 0 to 1."""
+        """Test accuracy after the last epoch, 0 to 1; None where there are no classes."""
         return self.summary.get("test_accuracy")
 
     def load_model(self, model: Any) -> Any:
@@ -174,11 +174,13 @@ def begin(
     resume: bool = False,
     plan: Path | None = None,
     changes: Sequence[str] = (),
+    elsewhere: bool = False,
     say: Callable[[str], None] = print,
 ) -> tuple[Config, RunDirectory, Plan | None]:
     """Make or open the run directory; the plan comes from it, from `plan`, or is still open.
 
     `changes` are settings (as "key=value") of a run to be continued, where `config` is None.
+    `elsewhere`: hosts may have kept checkpoints that are not here, and are asked later.
     """
     directory = open_run(run or Path("runs/latest")) if resume else None
     if directory is not None:
@@ -192,7 +194,7 @@ def begin(
             config = resolve(config)
             state = None
             if resume:
-                config, state = _checkpoint(directory, config, say)
+                config, state = _checkpoint(directory, config, say, elsewhere=elsewhere)
             stored_plan = _stored_plan(directory, plan, state, say)
             same = directory.config.exists() and load_config(directory.config) == config
             if not (resume and same):
@@ -276,10 +278,12 @@ def _continued(directory: RunDirectory, config: Config | None, changes: Sequence
 
 
 def _checkpoint(
-    directory: RunDirectory, config: Config, say: Callable[[str], None]
-) -> tuple[Config, TrainState]:
+    directory: RunDirectory, config: Config, say: Callable[[str], None], *, elsewhere: bool
+) -> tuple[Config, TrainState | None]:
     """What a run goes on from: its newest checkpoint that is not damaged, of this training."""
     found = newest_good(directory.checkpoints, say)
+    if found is None and elsewhere:
+        return config, None
     if found is None:
         raise RunDirectoryError(
             f"{directory.path} has no checkpoint to continue from: train it from the start with"

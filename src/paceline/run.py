@@ -27,6 +27,11 @@ class RunDirectory:
         self._undo: Callable[[], None] | None = None
 
     @property
+    def is_new(self) -> bool:
+        """It was made for this training, not opened to go on with."""
+        return self._undo is not None
+
+    @property
     def config(self) -> Path:
         return self.path / "config.toml"
 

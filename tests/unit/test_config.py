@@ -89,7 +89,9 @@ CONFIGS = st.builds(
         Train,
         epochs=st.integers(1, 10**6),
         steps=COUNT,
-        until=st.builds(Until, accuracy=st.none() | NUMBER, patience=COUNT),
+        until=st.builds(
+            Until, accuracy=st.none() | NUMBER, loss=st.none() | NUMBER, patience=COUNT
+        ),
     ),
     numerics=st.builds(Numerics, allow=st.sampled_from([(), ("bf16",)])),
     local=st.builds(

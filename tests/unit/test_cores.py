@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.local import cores
-from paceline.local.cores import divide_cores, quota_cores, usable_cores, visible_cores
+from paceline.local.cores import divide_cores, quota_cores, usable_cores
 
 
 def tree(root: Path, files: dict[str, str]) -> Path:

@@ -15,7 +15,7 @@ import click
 @click.argument("b", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def command(a: Path, b: Path, as_json: bool) -> None:
-    """Say what differs between the runs A and B: configuration, plan, speed, accuracy.
+    """Say what differs between the runs A and B: configuration, plan, speed, loss, accuracy.
 
     \b
     paceline compare runs/before runs/after

@@ -61,6 +61,7 @@ def train_on_hosts(start: Start) -> int:
         hosts=request.hosts,
         config=dump_config(start.config),
         plan=lambda session: plan_nodes(start, session),
+        continues=not start.run.is_new,
         silent=start.silent,
         say=start.say,
         show=start.show,

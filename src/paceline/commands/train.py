@@ -91,7 +91,13 @@ def command(
     def begin() -> api.Start:
         asked = load_config(config, changes) if config or not resume else None
         settings, directory, chosen = api.begin(
-            asked, run=run, resume=resume, plan=plan, changes=changes, say=say
+            asked,
+            run=run,
+            resume=resume,
+            plan=plan,
+            changes=changes,
+            elsewhere=hosts is not None,
+            say=say,
         )
         if chosen is None and config is not None and not again:
             chosen = api.plan_beside(config, settings)

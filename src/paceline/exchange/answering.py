@@ -109,6 +109,10 @@ class Answering:
             total = self._total(member, request, values)
             link.answer(self._answer())
             link.send(total)
+        elif kind is Kind.PRESENT:
+            there = sorted(self._gathered(member, request, torch.empty(0)))
+            link.answer(self._answer(length=len(there)))
+            link.send(torch.tensor(there, dtype=torch.float64))
         elif kind is Kind.REPORT:
             text = json.dumps(self._report(member, request))
             link.answer(self._answer(length=len(text.encode())))
@@ -227,6 +231,17 @@ class Answering:
 
     def _total(self, member: Member, request: Request, values: torch.Tensor) -> torch.Tensor:
         """Numbers added up over all members of an update."""
+        parts = self._gathered(member, request, values)
+        # A worker beyond the plan counts itself among the nodes: its vectors may be longer.
+        result = torch.zeros(max(len(part) for part in parts.values()), dtype=torch.float64)
+        for node in sorted(parts):
+            result[: len(parts[node])] += parts[node]
+        return result[: len(values)]
+
+    def _gathered(
+        self, member: Member, request: Request, values: torch.Tensor
+    ) -> dict[int, torch.Tensor]:
+        """What every member of an update gave; the same for all of them, whoever is lost later."""
         key = (request.update, request.sequence)
         with self._turn:
             parts = self._sums.setdefault(key, {})
@@ -239,11 +254,7 @@ class Answering:
                 self._wait()
             while len(self._sums) > KEPT_SUMS:
                 self._sums.pop(next(iter(self._sums)))
-            # A worker beyond the plan counts itself among the nodes: its vectors may be longer.
-            result = torch.zeros(max(len(part) for part in parts.values()), dtype=torch.float64)
-            for node in sorted(parts):
-                result[: len(parts[node])] += parts[node]
-            return result[: len(values)]
+            return dict(parts)
 
     def _tell(self, request: Request) -> None:
         told = (request.loss_sum, request.correct, request.seen)

@@ -35,8 +35,9 @@ class Served(Network):
         super().__init__(None, hosts, backend=context.backend, rank=context.node)
         self.options, self.deadline = options, deadline
         self.asynchronous = options.mode == "async"
-        planned = min(plan.servers)
-        bound = server_group(context.node, planned, options)
+        self.planned = min(plan.servers)
+        """Workers of the plan; they come before the servers."""
+        bound = server_group(context.node, self.planned, options)
         self.servers = server_groups(plan, options)[bound].servers
         self.version = 0
         self.stop_at = 0
@@ -177,6 +178,16 @@ class Served(Network):
             link.send(values)
             self._heard(link.answered())
             return link.receive(torch.empty_like(values))
+
+    def present(self, update: int, sequence: int) -> list[int]:
+        """The workers that have come to this point of this update; all get the same list."""
+        with self._asking("counting workers"):
+            link = self.links[0]
+            link.ask(Request(kind=Kind.PRESENT, update=update, sequence=sequence))
+            answer = link.answered()
+            self._heard(answer)
+            found = link.receive(torch.empty(answer.length, dtype=torch.float64))
+            return [int(node) for node in found.tolist()]
 
     def reports(self, *, fresh: bool = False) -> list[dict[str, Any]]:
         """What every server has to report; `fresh`: what was told begins anew."""

@@ -33,6 +33,7 @@ class Kind(IntEnum):
     DONE = 7
     ALIVE = 8
     MIX = 9
+    PRESENT = 10
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -216,6 +216,7 @@ def welcome_fields(session: Session, place: Place) -> Message:
     return {
         "run": str(session.order.run.path.resolve()),
         "marker": session.marker,
+        "identity": session.identity,
         "config": session.order.config,
         "folder": str(Path.cwd()),
         "variables": passed_variables(),

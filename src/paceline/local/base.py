@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -72,7 +73,8 @@ class StepResult:
 
     loss_sum: float
     """Sum of the losses of the samples whose loss this rank computed."""
-    correct: int
+    correct: float
+    """Samples that were classified correctly; NaN where there are no classes."""
     samples: int
     """Samples whose loss this rank computed; 0 on ranks that compute none."""
 
@@ -197,11 +199,27 @@ def step_seed(seed: int, step: int, worker: int) -> int:
     return (value ^ (value >> 31)) % 2**63
 
 
-def count_correct(outputs: torch.Tensor, targets: torch.Tensor) -> int:
-    """How many samples the model got right; 0 where outputs are not scores of classes."""
-    if outputs.dim() != 2 or targets.dim() != 1 or targets.is_floating_point():
-        return 0
-    return int((outputs.detach().argmax(dim=1) == targets).sum().item())
+def are_classes(outputs: Any, targets: Any) -> bool:
+    """Whether outputs are scores of classes and targets their numbers, so that accuracy exists."""
+    return (
+        isinstance(outputs, torch.Tensor)
+        and isinstance(targets, torch.Tensor)
+        and outputs.dim() == 2
+        and outputs.shape[1] > 1
+        and targets.shape == outputs.shape[:1]
+        and not (targets.is_floating_point() or targets.is_complex())
+    )
+
+
+def count_correct(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+    """How many samples the model got right; NaN, as every sum over it, where there are no classes.
+
+    >>> count_correct(torch.eye(3), torch.tensor([0, 1, 0]))
+    2.0
+    """
+    if not are_classes(outputs, targets):
+        return math.nan
+    return float((outputs.detach().argmax(dim=1) == targets).sum().item())
 
 
 def mean_loss_part(loss: torch.Tensor, count: int, total: int) -> torch.Tensor:

@@ -79,7 +79,7 @@ class Hybrid(PiecewiseOptimizer):
             group=[row * stages + self._place.stage for row in range(replicas)],
         )
         self._total = 0
-        self._loss_sum, self._correct = 0.0, 0
+        self._loss_sum, self._correct = 0.0, 0.0
 
     # --- building -------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class Hybrid(PiecewiseOptimizer):
         count, place = len(targets), self._place
         worker = self.job.first_worker + self.worker
         seed_step(self.job.seed, step, worker * place.stages + place.stage)
-        self._total, self._loss_sum, self._correct = total, 0.0, 0
+        self._total, self._loss_sum, self._correct = total, 0.0, 0.0
         if count > 0:
             arguments = (layout(self.job, inputs),) if place.is_first else ()
             target = targets.to(self.device) if place.is_last else None

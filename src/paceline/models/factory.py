@@ -19,7 +19,7 @@ __all__ = ["build", "call_factory"]
 def build(
     name_or_reference: str,
     *,
-    classes: int,
+    classes: int | None,
     channels: int,
     options: dict[str, object],
     image_size: int | None,
@@ -37,6 +37,8 @@ def build(
         given = {key: value for key, value in sizes.items() if value is not None}
         return _build_own(name_or_reference, given, options)
     model = spec(name_or_reference)
+    if classes is None:
+        raise ModelError(f"{model.name} tells classes apart: say how many with workload.classes")
     _check_options(model, options)
     size = _checked_size(model, image_size, options)
     module_name, _, attribute = model.factory.partition(":")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,8 @@ class Tally:
     """Sums over one epoch on one rank."""
 
     loss_sum: float = 0.0
-    correct: int = 0
+    correct: float = 0.0
+    """NaN where there are no classes."""
     samples: int = 0
     seconds: float = 0.0
     """Time in the training loop, evaluation and checkpoints left out."""
@@ -26,7 +28,7 @@ class Tally:
     durations: list[float] = field(default_factory=list)
     """Seconds of each update since this process started the epoch."""
 
-    def add(self, *, loss_sum: float, correct: int, samples: int) -> None:
+    def add(self, *, loss_sum: float, correct: float, samples: int) -> None:
         """Count one update."""
         self.loss_sum += loss_sum
         self.correct += correct
@@ -46,10 +48,11 @@ class Tally:
 
     @classmethod
     def restored(cls, saved: Mapping[str, float]) -> Tally:
-        """The tally that `saved` described."""
+        """The tally that `saved` described; without `correct` there were no classes."""
+        missing = math.nan if saved.get("samples") else 0.0
         return cls(
             loss_sum=saved.get("loss_sum", 0.0),
-            correct=int(saved.get("correct", 0)),
+            correct=saved.get("correct", missing),
             samples=int(saved.get("samples", 0)),
             seconds=saved.get("seconds", 0.0),
             read_seconds=saved.get("read_seconds", 0.0),

@@ -99,7 +99,13 @@ class RunData:
 
     @property
     def accuracy(self) -> float | None:
+        """Of the last evaluation; None where there are no classes."""
         return self.number("test_accuracy")
+
+    @property
+    def loss(self) -> float | None:
+        """Test loss of the last evaluation."""
+        return self.number("test_loss")
 
     def number(self, key: str) -> float | None:
         """A finite number of run.json, or the last one of metrics.jsonl."""

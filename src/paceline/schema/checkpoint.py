@@ -68,6 +68,7 @@ class TrainState:
     seconds: float = 0.0
     """Time spent on the run so far, in all sessions."""
     best_accuracy: float | None = None
+    best_loss: float | None = None
     since_best: int = 0
     """Evaluations since the best one."""
     optimizer_numbers: dict[str, dict[str, object]] = field(default_factory=dict)

@@ -131,8 +131,10 @@ class Until:
 
     accuracy: float | None = rule(default=None, minimum=0.0, maximum=1.0)
     """Stop when the test accuracy reaches this (0 to 1)."""
+    loss: float | None = None
+    """Stop when the test loss is at most this."""
     patience: int | None = rule(default=None, minimum=1)
-    """Stop when the test accuracy has not improved for this many epochs."""
+    """Stop after this many evaluations without a better test accuracy (loss, without classes)."""
 
 
 @dataclass(frozen=True, kw_only=True)

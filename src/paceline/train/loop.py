@@ -33,7 +33,7 @@ from paceline.train.checkpoint import Checkpoints, Position, TrainState, check_m
 from paceline.train.comparison import comparison, node_memory_mb
 from paceline.train.device import use_deterministic
 from paceline.train.epoch_log import EpochLog
-from paceline.train.evaluate import evaluate
+from paceline.train.evaluate import evaluate, existing, has_classes
 from paceline.train.goal import Goal, LossWatch
 from paceline.train.optimizers import batch_factor, schedule_factor
 from paceline.train.parts import Parts, make_parts
@@ -65,6 +65,7 @@ def _train(task: Task, recorder: Recorder) -> Outcome:
     opened = time.perf_counter() - start
     trainer = Trainer(task, parts, recorder, started=start)
     try:
+        trainer.check_goal()
         trainer.resume()
         trainer.begin()
         recorder.ready()
@@ -233,14 +234,12 @@ class Trainer:
             self.team.enter("evaluate", self.position.update)
             with self.recorder.span("evaluate"):
                 self.prepare_evaluation()
-                shares = self.team.evaluation_shares(
-                    worker_shares(self.task.plan, self.shares, by_rank=True)
-                )
+                shares = worker_shares(self.task.plan, self.shares, by_rank=True)
                 score = evaluate(self.strategy, self.job, self.dataset.test, self.team, shares)
         line = {
             "epoch": epoch,
             "train_loss": loss_sum / samples,
-            "train_accuracy": correct / samples,
+            "train_accuracy": existing(correct / samples),
             "test_loss": score.loss if score else None,
             "test_accuracy": score.accuracy if score else None,
             "test_top5": score.top5 if score else None,
@@ -331,9 +330,10 @@ class Trainer:
                 lengths=dict(self.config.train.lengths),
                 batch_size=self.feed.sampler.batch_size,
                 samples=self.feed.sampler.samples,
-                tally=tally,
+                tally={name: value for name, value in tally.items() if existing(value) is not None},
                 seconds=time.perf_counter() - self.started,
-                best_accuracy=self.kept_goal.best,
+                best_accuracy=self.kept_goal.best_accuracy,
+                best_loss=self.kept_goal.best_loss,
                 since_best=self.kept_goal.since_best,
                 settings=fixed_settings(self.config),
                 plan=encode(self.task.plan),
@@ -348,6 +348,12 @@ class Trainer:
         if (sentence := unsaved_sentence(optimizer)) and sentence != self.unsaved:
             self.unsaved = sentence
             self.view.say(f"warning: {sentence}")
+
+    def check_goal(self) -> None:
+        """Refuse `train.until.accuracy` without classes before anything is trained."""
+        # Layers that are split over nodes compute only together: there the first evaluation tells.
+        if self.config.train.until.accuracy is not None and self.job.partition is None:
+            self.goal.check(classes=has_classes(self.strategy, self.job, self.dataset.test))
 
     def begin(self) -> None:
         """Meet the other nodes; one that joins a training goes on where that is."""
@@ -369,7 +375,8 @@ class Trainer:
         self.strategy.load_optimizer_state(optimizer)
         self.position, self.saved_at = state.position, state.position.update
         self.started -= state.seconds
-        self.goal.best, self.goal.since_best = state.best_accuracy, state.since_best
+        self.goal.best_accuracy, self.goal.best_loss = state.best_accuracy, state.best_loss
+        self.goal.since_best = state.since_best
         if self.team.is_first:
             self.tally = Tally.restored(state.tally)
             # The line of an epoch that ended halfway stays where there is nothing more to train.
@@ -397,7 +404,8 @@ class Trainer:
             "epochs": self.position.epoch + (self.position.step > 0 and finished),
             "updates": self.position.update,
             **totals(lines, open_seconds=open_seconds),
-            "best_accuracy": self.goal.best,
+            "best_accuracy": self.goal.best_accuracy,
+            "best_loss": self.goal.best_loss,
             "total_seconds": time.perf_counter() - self.started,
             "parameters": self.strategy.parameters,
         }

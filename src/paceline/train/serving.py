@@ -208,13 +208,27 @@ class ServedTeam(Team):
 
     def evaluation_shares(self, shares: list[float]) -> list[float]:
         if not self.served.asynchronous:
-            return shares
+            return self._shares_of_those_present(shares)
         return [float(rank == self.context.rank) for rank in range(len(shares))]
+
+    def _shares_of_those_present(self, shares: list[float]) -> list[float]:
+        """The whole test set, divided among the workers that are there now; a node is a rank."""
+        self._sequence += 1
+        there = self.served.present(self._done, self._sequence)
+        planned = shares[: self.served.planned]
+        usual = sum(planned) / len(planned)
+        mine = [planned[node] if node < len(planned) else usual for node in there]
+        # All take the first worker's numbers: who joined may have a plan of its own.
+        agreed = self.sum(mine if self.is_first else [0.0] * len(there), "shares")
+        if not any(agreed):
+            agreed = [1.0] * len(there)
+        found = dict(zip(there, agreed, strict=True))
+        return [found.get(node, 0.0) for node in range(max(there) + 1)]
 
     def is_behind(self, update: int) -> bool:
         return not self.served.asynchronous and self.served.version > update
 
-    def note(self, loss_sum: float, correct: int, samples: int) -> None:
+    def note(self, loss_sum: float, correct: float, samples: int) -> None:
         told = (loss_sum, correct, samples)
         self.served.told = [a + b for a, b in zip(self.served.told, told, strict=True)]
 

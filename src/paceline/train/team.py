@@ -152,14 +152,14 @@ class Team:
         return True
 
     def evaluation_shares(self, shares: list[float]) -> list[float]:
-        """Every rank's part of an evaluation."""
+        """Every rank's part of an evaluation, which all ranks ask for together."""
         return shares
 
     def is_behind(self, update: int) -> bool:
         """The others have done this update without this rank, which leaves it out."""
         return False
 
-    def note(self, loss_sum: float, correct: int, samples: int) -> None:
+    def note(self, loss_sum: float, correct: float, samples: int) -> None:
         """Tell what an update gave, where nobody asks for sums."""
 
     def news(self) -> list[str]:
