@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.config import config_from, dump_config, load_config, with_versions
 from paceline.config.environment import data_root
-from paceline.errors import RunDirectoryError, UserError
+from paceline.errors import ConfigError, RunDirectoryError, UserError
 from paceline.plan import (
     asked_node,
     asked_plan,
     plan_from_race,
     refuse_options_without_strategy,
 )
-from paceline.references import reference_to
-from paceline.run import RunDirectory, create_run, open_run
+from paceline.references import is_object, object_name, reference_to
+from paceline.run import RunDirectory, create_run, open_run, write_whole
 from paceline.schema import Config, Plan, Race, encode, read_json, write_json
 
 if TYPE_CHECKING:
     from paceline.schema.hosts import Hosts
-    from paceline.train.parts import Given
+    from paceline.train.given import Given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +47,9 @@ class Result:
 
     def load_model(self, model: Any) -> Any:
         """Put the trained weights into `model` (a module of the same kind) and return it."""
-        from safetensors.torch import load_file
+        from paceline.models.extra_state import load_model
 
-        model.load_state_dict(load_file(self.run / "checkpoints" / "latest" / "model.safetensors"))
+        model.load_state_dict(load_model(self.run / "checkpoints" / "latest" / "model.safetensors"))
         return model
 
 
@@ -60,7 +60,8 @@ class Workload:
     model: str | Callable[..., Any] = "mnist_cnn"
     """A name, "module:callable", or a function or class that makes a new `nn.Module`."""
     data: Any = "digits"
-    """A name, a folder, "module:callable", a map-style dataset, or a pair (train, test) of them."""
+    """A name, a folder, "module:callable", a map-style dataset, a pair (train, test), or a function
+    that gives one of these two."""
     loss: str | Callable[..., Any] = "cross_entropy"
     """A name, or (outputs, targets) -> mean over the samples."""
     optimizer: str | Callable[..., Any] = "adam"
@@ -85,49 +86,43 @@ def train(
     ...     epochs=3, settings={"optimizer.learning_rate": 0.01, "local.strategy": "threads"},
     ... )                                                                    # doctest: +SKIP
     """
-    workload = workload or Workload()
-    names, given = _names_and_objects(workload)
-    asked = {"name": "train", "train.epochs": epochs, **names, **(settings or {})}
-    config = config_from(asked)
-    if given is not None:
-        from paceline.train.parts import with_dataset
-
-        given = with_dataset(given, workload.data, config)
+    names, given = _names_and_objects(workload or Workload())
+    config = config_from(
+        {"name": "train", "train.epochs": epochs, **names, **_flat(settings or {})}
+    )
+    _refuse_two_names(config, names)
     where = Path(run) if run is not None else None
-    config, directory, plan = begin(config, run=where, resume=resume)
-    try:
-        say = (lambda text: None) if silent else print
-        start = Start(config=config, run=directory, plan=plan, given=given, silent=silent, say=say)
-        return run_training(start)
-    finally:
-        directory.unlock()
+    config, directory, plan = begin(config, run=where, resume=resume, given=given)
+    say = (lambda text: None) if silent else print
+    return run_training(
+        Start(config=config, run=directory, plan=plan, given=given, silent=silent, say=say)
+    )
 
 
 def _names_and_objects(workload: Workload) -> tuple[dict[str, Any], Given | None]:
-    """Settings for what has a name, and the objects that have none."""
-    from paceline.train.parts import Given
+    """Settings for what is to be trained, and the objects that have no name to be found by."""
+    from paceline.train.given import KEYS, Given
 
-    keys = {
-        "workload.model": workload.model,
-        "workload.loss": workload.loss,
-        "optimizer.name": workload.optimizer,
-        "workload.data": workload.data,
-    }
     names: dict[str, Any] = {"workload.batch_size": workload.batch_size}
     objects: dict[str, Any] = {}
-    for key, value in keys.items():
+    for part, key in KEYS.items():
+        value = getattr(workload, part)
         name = value if isinstance(value, str) else reference_to(value)
-        if name is not None:
-            names[key] = name
-        else:
-            objects[key] = value
-    if not objects:
-        return names, None
-    return names, Given(
-        model=objects.get("workload.model"),
-        loss=objects.get("workload.loss"),
-        optimizer=objects.get("optimizer.name"),
-    )
+        if name is None:
+            name, objects[part] = object_name(value), value
+        names[key] = name
+    return names, Given(**objects) if objects else None
+
+
+def _refuse_two_names(config: Config, names: Mapping[str, Any]) -> None:
+    """A setting must not say something else than the object that is trained."""
+    flat = _flat(encode(config))
+    for key, name in names.items():
+        if is_object(str(name)) and flat[key] != name:
+            raise ConfigError(
+                f"settings has {key} = {flat[key]!r}, but the workload gives {name}: leave one of"
+                " them out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,29 +160,32 @@ def begin(
     resume: bool = False,
     plan: Path | None = None,
     changes: Sequence[str] = (),
+    given: Given | None = None,
 ) -> tuple[Config, RunDirectory, Plan | None]:
     """Make or open the run directory; the plan comes from it, from `plan`, or is still open.
 
     `changes` are settings (as "key=value") of a run to be continued, where `config` is None.
     """
-    if resume:
-        directory = open_run(run or Path("runs/latest"))
-        config = _continued(directory, config, changes)
-    else:
-        config = config or load_config()
-        directory = create_run(config.name, run)
+    from paceline.train.given import refuse_other_processes, refuse_without_objects
+
+    opened = open_run(run or Path("runs/latest")) if resume else None
+    config = resolve(_continued(opened, config, changes) if opened else config or load_config())
+    refuse_without_objects(config, given)
+    refuse_other_processes(config, config.local.strategy)
+    directory = opened or create_run(config.name, run)
     directory.lock()
-    config = resolve(config)
+    directory.remember()
     found = plan or (directory.plan if directory.plan.exists() else None)
     try:
         stored_plan = read_json(Plan, found) if found else None
+        for node in stored_plan.nodes if stored_plan else ():
+            refuse_other_processes(config, node.strategy)
     except UserError:
         directory.discard()
+        directory.unlock()
         raise
     if not (resume and directory.config.exists() and load_config(directory.config) == config):
-        partial = directory.config.with_name(".config.toml.partial")
-        partial.write_text(dump_config(config))
-        partial.replace(directory.config)
+        write_whole(directory.config, dump_config(config))
     return config, directory, stored_plan
 
 
@@ -298,8 +296,9 @@ def run_training(start: Start) -> Result:
 
 def _run_training(start: Start) -> Result:
     from paceline.measure.instructions import use_safe_instructions
+    from paceline.train.given import refuse_other_processes, with_open_data
 
-    config, run, plan = start.config, start.run, start.plan
+    config, run, plan, given = start.config, start.run, start.plan, start.given
     note = use_safe_instructions(config)
     if note:
         start.say(note)
@@ -308,6 +307,11 @@ def _run_training(start: Start) -> Result:
 
         code = train_on_hosts(start)
         return Result(run=run.path, summary=summary_of(run), exit_code=code)
+    if given is not None:
+        from paceline.train.parts import data_request
+
+        given = with_open_data(given, config, data_request(config))
+        start = dataclasses.replace(start, given=given)
     if plan is None:
         plan = choose_plan(start)
     if len(plan.nodes) > 1:
@@ -315,8 +319,9 @@ def _run_training(start: Start) -> Result:
             f"the plan has {len(plan.nodes)} nodes, but only this machine was given: name the hosts"
             " with --hosts, or leave the plan out to make a new one"
         )
-    write_json(run.plan, plan)
     node = plan.nodes[0]
+    refuse_other_processes(config, node.strategy)
+    write_json(run.plan, plan)
     if not node.shares_memory:
         from paceline.train.assemble import Task
         from paceline.train.loop import train
@@ -326,7 +331,7 @@ def _run_training(start: Start) -> Result:
             config=config,
             plan=plan,
             run=run,
-            given=start.given,
+            given=given,
             view=make_view(silent=start.silent),
         )
         outcome = train(task)

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
-from paceline.errors import PacelineError
+from paceline.errors import DataError, PacelineError, StrategyError
 from paceline.local.single_pixel import use_single_pixels
 from paceline.local.tiles import check_bf16
+from paceline.models.extra_state import has_extra_state
 from paceline.schema import NodePlan, RankContext
 from paceline.schema.events import SpanName
 
@@ -159,9 +161,11 @@ def autocast(job: Job) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
-def full_precision(outputs: torch.Tensor) -> torch.Tensor:
+def full_precision(outputs: Any) -> Any:
     """Outputs as the loss takes them: a loss summed in bf16 would lose most of its digits."""
-    return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+    if isinstance(outputs, torch.Tensor):
+        return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+    return tree_map_only(torch.Tensor, full_precision, outputs)
 
 
 def layout(job: Job, tensor: torch.Tensor) -> torch.Tensor:
@@ -171,9 +175,31 @@ def layout(job: Job, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(job.device)
 
 
+def scored(model: nn.Module, inputs: torch.Tensor) -> Any:
+    """The model's outputs for an evaluation, in which no gradients are kept.
+
+    A model that takes derivatives itself (`autograd.grad` in its forward) gets them there too.
+    """
+    try:
+        return model(inputs)
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+    with torch.enable_grad():
+        outputs = model(inputs)
+    return tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
+
+
 def prepare_model(job: Job) -> nn.Module:
     """The model on its device, in its memory format, in training mode."""
     model = job.build_model().to(job.device)
+    if (job.node.strategy not in ("sequential", "threads") or job.nodes > 1) and has_extra_state(
+        model
+    ):
+        raise StrategyError(
+            f"{type(model).__name__} has a state of its own (get_extra_state), which copies of the"
+            " model do not share: train it on one machine with local.strategy = 'threads'"
+        )
     use_single_pixels(model)
     if job.memory_format == "channels_last":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -197,8 +223,10 @@ def step_seed(seed: int, step: int, worker: int) -> int:
     return (value ^ (value >> 31)) % 2**63
 
 
-def count_correct(outputs: torch.Tensor, targets: torch.Tensor) -> int:
+def count_correct(outputs: Any, targets: torch.Tensor) -> int:
     """How many samples the model got right; 0 where outputs are not scores of classes."""
+    if not isinstance(outputs, torch.Tensor):
+        return 0
     if outputs.dim() != 2 or targets.dim() != 1 or targets.is_floating_point():
         return 0
     return int((outputs.detach().argmax(dim=1) == targets).sum().item())
@@ -228,7 +256,7 @@ def gradients(
     if worker is not None:
         seed_step(job.seed, step, job.first_worker + worker)
     inputs, targets = layout(job, inputs), targets.to(job.device)
-    with _users_code(inputs, targets):
+    with _users_code(model, inputs, targets):
         with autocast(job):
             outputs = full_precision(model(inputs))
         loss = job.loss(outputs, targets)
@@ -241,16 +269,25 @@ def gradients(
 
 
 @contextlib.contextmanager
-def _users_code(inputs: torch.Tensor, targets: torch.Tensor) -> Iterator[None]:
+def _users_code(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> Iterator[None]:
     """Say of an error that it came out of the model or the loss, and on what."""
     try:
         yield
     except Exception as error:
-        if not isinstance(error, PacelineError):
-            error.add_note(
-                f"raised by the model or the loss, on inputs of shape {list(inputs.shape)} and"
-                f" targets of shape {list(targets.shape)}"
-            )
+        if isinstance(error, PacelineError):
+            raise
+        weights = next((p.dtype for p in model.parameters()), inputs.dtype)
+        if isinstance(error, RuntimeError) and "type" in str(error) and inputs.dtype != weights:
+            reason = " ".join(str(error).split())
+            raise DataError(
+                f"the model's weights are {weights} and its inputs {inputs.dtype}, which do not go"
+                f" together ({reason}): let the dataset give {weights}, as x.float() does (bytes"
+                " also divided by 255, as a rule), or convert them in the model"
+            ) from error
+        error.add_note(
+            f"raised by the model or the loss, on inputs of shape {list(inputs.shape)} and"
+            f" targets of shape {list(targets.shape)}"
+        )
         raise
 
 

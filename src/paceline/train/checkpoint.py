@@ -29,6 +29,7 @@ from safetensors.torch import load_file, save_file
 
 from paceline.errors import ConfigError, RunDirectoryError, StorageError
 from paceline.local.base import OptimizerState
+from paceline.models.extra_state import load_model, separate
 from paceline.schema.codec import decode, encode
 
 FORMAT = 1
@@ -118,7 +119,7 @@ class Checkpoints:
         """Read a checkpoint."""
         try:
             state = decode(TrainState, json.loads((path / "state.json").read_text()))
-            model = load_file(path / "model.safetensors")
+            model = load_model(path / "model.safetensors")
             tensors = load_file(path / "optimizer.safetensors")
         except (OSError, ValueError, SafetensorError, ConfigError) as error:
             raise RunDirectoryError(
@@ -147,7 +148,8 @@ class Checkpoints:
                 else:
                     numbers.setdefault(name, {})[entry] = value
         data = encode(state) | {"optimizer_numbers": numbers}
-        save_file(_saveable(model), folder / "model.safetensors")
+        weights, rest = separate(model)
+        save_file(_saveable(weights), folder / "model.safetensors", metadata=rest)
         save_file(_saveable(tensors), folder / "optimizer.safetensors")
         (folder / "state.json").write_text(json.dumps(data, indent=2) + "\n")
         for file in folder.iterdir():

@@ -9,7 +9,7 @@ import torch
 
 from paceline.data.base import Source
 from paceline.data.feed import evaluation_batches
-from paceline.local.base import Job, LocalStrategy, autocast, full_precision, layout
+from paceline.local.base import Job, LocalStrategy, autocast, full_precision, layout, scored
 from paceline.train.team import Team
 
 
@@ -30,7 +30,7 @@ def evaluate(
     loss_sum = 0.0
     correct = top5 = samples = 0
     model.eval()
-    with torch.inference_mode():
+    with torch.no_grad():
         batches = evaluation_batches(
             source,
             batch_size=max(32, min(job.batch_size, 256)),
@@ -40,7 +40,7 @@ def evaluate(
         for batch in batches:
             targets = batch.targets.to(job.device)
             with autocast(job):
-                outputs = full_precision(model(layout(job, batch.inputs)))
+                outputs = full_precision(scored(model, layout(job, batch.inputs)))
             loss_sum += float(job.loss(outputs, targets)) * batch.count
             samples += batch.count
             hits = _ranked_hits(outputs, targets)
@@ -53,8 +53,10 @@ def evaluate(
     return Score(loss=total_loss / total, accuracy=total_correct / total, top5=total_top5 / total)
 
 
-def _ranked_hits(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[int, int]:
+def _ranked_hits(outputs: object, targets: torch.Tensor) -> tuple[int, int]:
     """How many targets are the first guess, and how many among the first five."""
+    if not isinstance(outputs, torch.Tensor):
+        return 0, 0
     if outputs.dim() != 2 or targets.dim() != 1 or targets.is_floating_point():
         return 0, 0
     guesses = outputs.topk(min(5, outputs.shape[1]), dim=1).indices
