@@ -19,6 +19,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import BuiltinFunctionType, ModuleType
 from typing import Any
@@ -202,12 +203,32 @@ def reference_to(thing: object) -> str | None:
     """
     module = getattr(thing, "__module__", None)
     name = getattr(thing, "__qualname__", None)
-    if not module or not name or module == "__main__" or not _DOTTED.fullmatch(name):
+    if not isinstance(module, str) or not isinstance(name, str) or module == "__main__":
         return None
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
-    return f"{module}:{name}" if found is thing else None
+    return f"{module}:{name}" if found is thing and _is_found_elsewhere(module) else None
+
+
+def _is_found_elsewhere(module: str) -> bool:
+    """Whether a process that is started in the current folder imports the same file.
+
+    The folder of the running script is searched by this process alone.
+    """
+    top = module.partition(".")[0]
+    file = getattr(sys.modules.get(top), "__file__", None)
+    if file is None:  # part of the interpreter
+        return True
+    place = Path(file).resolve()
+    here = PathFinder.find_spec(top, [str(Path.cwd())])
+    if here is not None:
+        return here.origin is not None and Path(here.origin).resolve() == place
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    root = place.parent.parent if place.name == "__init__.py" else place.parent
+    if script is None or Path(script).resolve().parent != root:
+        return True
+    return any(Path(entry).resolve() == root for entry in sys.path[1:])
 
 
 def is_object(text: str) -> bool:

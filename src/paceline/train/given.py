@@ -83,7 +83,7 @@ def refuse_other_processes(config: Config, strategy: str) -> None:
     raise UnsupportedError(
         f"local strategy {strategy!r} trains in processes of its own, which cannot get the {part}"
         f" {name} of this Python program: put it, or a function that makes it, into a module that"
-        " can be imported and give that one, or use local.strategy = 'threads' or 'replicas'"
+        " can be imported from the current folder, or use local.strategy = 'threads' or 'replicas'"
     )
 
 

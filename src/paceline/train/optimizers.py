@@ -60,14 +60,14 @@ def _build_custom(
     except PacelineError:
         raise
     except (Exception, SystemExit) as error:
-        reason = " ".join(str(error).split()) or "no message"
+        said = "" if isinstance(error, SystemExit) else f": {' '.join(str(error).split())}"
         raise ConfigError(
             f"optimizer {called}: calling it with the model's parameters raised"
-            f" {type(error).__name__}: {reason}; correct it, or name one that takes them"
+            f" {type(error).__name__}{said}; correct it, or name one that takes them"
         ) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
-            f"optimizer {called} gave a {type(optimizer).__name__}: it must give a"
+            f"optimizer {called} gave {type(optimizer).__name__}: it must give a"
             " torch.optim.Optimizer"
         )
     if _needs_closure(optimizer):

@@ -90,6 +90,11 @@ def _named_loss(name: str) -> Loss:
 
 def _checked_loss(loss: Loss, name: str) -> Loss:
     """The loss, of which is said what is wrong where it gives no number that weights can follow."""
+    if isinstance(loss, type):
+        raise ConfigError(
+            f"loss {name!r} is a class: give an instance of it, as loss={loss.__name__}(), or a"
+            " function (outputs, targets) -> mean over the samples"
+        )
 
     def checked(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         try:
@@ -107,10 +112,9 @@ def _checked_loss(loss: Loss, name: str) -> Loss:
             shown = f"a {value.dtype} tensor of shape {list(value.shape)}"
         else:
             shown = f"a {type(value).__name__}"
-        instance = f", as in loss={type(value).__name__}()" if isinstance(value, nn.Module) else ""
         raise ConfigError(
             f"loss {name!r} gave {shown}: it must give the mean over the samples, one number that"
-            f" comes of the model's outputs{instance}"
+            " comes of the model's outputs"
         )
 
     return checked
