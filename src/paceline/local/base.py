@@ -193,17 +193,27 @@ def scored(model: nn.Module, inputs: torch.Tensor) -> Any:
 def prepare_model(job: Job) -> nn.Module:
     """The model on its device, in its memory format, in training mode."""
     model = job.build_model().to(job.device)
-    if (job.node.strategy not in ("sequential", "threads") or job.nodes > 1) and has_extra_state(
-        model
-    ):
-        raise StrategyError(
-            f"{type(model).__name__} has a state of its own (get_extra_state), which copies of the"
-            " model do not share: train it on one machine with local.strategy = 'threads'"
-        )
+    _refuse_copies(model, job)
     use_single_pixels(model)
     if job.memory_format == "channels_last":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model.train()
+
+
+def _refuse_copies(model: nn.Module, job: Job) -> None:
+    """Some models cannot be copied so that the copies are one model to train."""
+    if job.node.strategy in ("sequential", "threads") and job.nodes == 1:
+        return
+    if has_extra_state(model):
+        reason = "has a state of its own (get_extra_state), which copies of it do not share"
+    elif any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        reason = "is TorchScript, whose copies keep their gradients to themselves"
+    else:
+        return
+    raise StrategyError(
+        f"the model ({type(model).__name__}) {reason}: train it on one machine with"
+        " local.strategy = 'threads'"
+    )
 
 
 def seed_step(seed: int, step: int, worker: int) -> None:
