@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import paceline
+from paceline.config import config_from
 
 SAMPLES, BATCH, EPOCHS, RATE = 60, 16, 2, 0.05
 POINTS = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1))
@@ -211,6 +212,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "bytes": {"data": pair(BYTES, LABELS)},
     "doubles": {"data": pair(POINTS.double(), LABELS)},
     "short labels": {"data": pair(POINTS, LABELS.short()), "loss": "cross_entropy"},
+    "one class": {"model": lambda: Net(out=1), "loss": "cross_entropy"},
     "no classes": {"model": lambda classes: Net(), "data": pair(POINTS, POINTS)},
     "exit as model": {"model": "builtins:exit"},
     "sys.exit as model": {"model": "sys:exit"},
@@ -321,6 +323,7 @@ def refuse(runs: Runs) -> None:
             "optimizer": "adam",
         }
         runs.train("several", part, "processes", {**only, part: value})
+    runs.found["several/hosts"] = refused_on_hosts(runs.folder)
     for name, changes in REFUSED.items():
         runs.train("refused", name, "threads", changes)
     for name in ("a dict for cross entropy", "closure"):
@@ -329,6 +332,21 @@ def refuse(runs: Runs) -> None:
     runs.train("refused", "two names", "threads", {}, **twice)
     for name in ("extra state", "scripted"):
         runs.train("refused", name, "replicas", ODD[name])
+
+
+def refused_on_hosts(folder: Path) -> str:
+    """What `train` says of objects where a run is to be spread over machines."""
+    from paceline import api
+    from paceline.config.hosts import numbered_hosts
+
+    names, given = api._names_and_objects(paceline.Workload(**BASE))
+    config, run, _ = api.begin(config_from(names), run=folder / "hosts", given=given)
+    hosts = api.HostsRequest(hosts=numbered_hosts(2))
+    try:
+        api.run_training(api.Start(config=config, run=run, given=given, hosts=hosts))
+    except paceline.UserError as error:
+        return str(error)
+    raise AssertionError("it was not refused")
 
 
 def resume(runs: Runs) -> None:

@@ -68,6 +68,9 @@ def test_config_names_nothing_that_was_not_trained(runs: Runs) -> None:
 
 def test_strategies_with_processes_of_their_own_are_refused(runs: Runs) -> None:
     outcomes = runs.group("several")
+    on_hosts = outcomes.pop("hosts")
+    assert on_hosts.startswith("other hosts train in processes of their own, which cannot get the")
+    assert not (runs.folder / "hosts").exists()
     assert len(outcomes) == 7
     for case, outcome in outcomes.items():
         part, strategy = case.split("/")
@@ -93,6 +96,7 @@ REFUSALS = {
     "bytes/threads": "weights are torch.float32 and its inputs torch.uint8",
     "doubles/threads": "weights are torch.float32 and its inputs torch.float64",
     "short labels/threads": "cannot take torch.int16 targets",
+    "one class/threads": "gives outputs of shape [16, 1] (targets: [16])",
     "no classes/threads": "set workload.classes",
     "exit as model/threads": "raised SystemExit",
     "sys.exit as model/threads": "model 'sys:exit' is a built-in function",

@@ -21,6 +21,7 @@ from paceline.plan.foresee import foresee
 from paceline.plan.together import NodeSite, plan_as_asked, plan_from_races, race_batches
 from paceline.schema import Plan, write_json
 from paceline.schema.support import check_support
+from paceline.train.given import refuse_other_hosts
 
 if TYPE_CHECKING:
     from paceline.api import HostsRequest, Start
@@ -32,17 +33,13 @@ def train_on_hosts(start: Start) -> int:
     """Train on the hosts of `start`; the exit code of the first node."""
     request = start.hosts
     assert request is not None
+    refuse_other_hosts(start.config)
     if start.plan is not None:
         hosts = hosts_of_plan(request.hosts, start.plan)
         used = {host.name for host in hosts.host}
         if left := [host.name for host in request.hosts.host if host.name not in used]:
             start.say(f"the plan leaves {', '.join(left)} out")
         request = dataclasses.replace(request, hosts=hosts)
-    if start.given is not None:
-        raise UnsupportedError(
-            "objects without a name cannot travel to other hosts: give the model and the data as"
-            ' names or "module:callable"'
-        )
     if start.plan is None and start.config.local.strategy == "auto":
         refuse_options_without_strategy(start.config.local)
     found = None

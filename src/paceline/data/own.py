@@ -94,7 +94,7 @@ class MapSource(Source):
         torch.default_generator.manual_seed(word)
         try:
             item = self._dataset[index]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise DataError(
                 f"{self._what}: item {index} raised {type(error).__name__}: {error}; correct the"
                 " dataset"

@@ -76,15 +76,22 @@ def refuse_without_objects(config: Config, given: Given | None) -> None:
 
 def refuse_other_processes(config: Config, strategy: str) -> None:
     """Strategies with processes of their own cannot get at objects of this one."""
-    found = objects_of(config)
-    if not found or not NodePlan(strategy=strategy).shares_memory:
-        return
-    part, name = next(iter(found.items()))
-    raise UnsupportedError(
-        f"local strategy {strategy!r} trains in processes of its own, which cannot get the {part}"
-        f" {name} of this Python program: put it, or a function that makes it, into a module that"
-        " can be imported from the current folder, or use local.strategy = 'threads' or 'replicas'"
-    )
+    if NodePlan(strategy=strategy).shares_memory:
+        _refuse(config, f"local strategy {strategy!r} trains in processes of its own")
+
+
+def refuse_other_hosts(config: Config) -> None:
+    """Nor can other machines."""
+    _refuse(config, "other hosts train in processes of their own")
+
+
+def _refuse(config: Config, who: str) -> None:
+    for part, name in objects_of(config).items():
+        raise UnsupportedError(
+            f"{who}, which cannot get the {part} {name} of this Python program: put it, or a"
+            " function that makes it, into a module that can be imported from the current folder,"
+            " or use local.strategy = 'threads' or 'replicas' here"
+        )
 
 
 def with_open_data(given: Given, config: Config, request: DataRequest) -> Given:

@@ -97,6 +97,8 @@ def _checked_loss(loss: Loss, name: str) -> Loss:
         )
 
     def checked(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if loss is nn.functional.cross_entropy:
+            _refuse_one_class(outputs, targets)
         try:
             value: Any = loss(outputs, targets)
         except (Exception, SystemExit) as error:
@@ -118,6 +120,16 @@ def _checked_loss(loss: Loss, name: str) -> Loss:
         )
 
     return checked
+
+
+def _refuse_one_class(outputs: Any, targets: torch.Tensor) -> None:
+    """Of one output per sample cross entropy makes 0, or one sum over the batch, without a word."""
+    if isinstance(outputs, torch.Tensor) and (outputs.dim() < 2 or outputs.shape[1] == 1):
+        raise ConfigError(
+            f"loss 'cross_entropy' compares scores of classes, but the model gives outputs of shape"
+            f" {list(outputs.shape)} (targets: {list(targets.shape)}): use a loss of your own, such"
+            " as nn.MSELoss(), or a model with one output per class"
+        )
 
 
 def _refusal(name: str, outputs: Any, targets: Any, error: BaseException) -> UserError | None:
