@@ -171,7 +171,7 @@ def begin(
     opened = open_run(run or Path("runs/latest")) if resume else None
     config = resolve(_continued(opened, config, changes) if opened else config or load_config())
     refuse_without_objects(config, given)
-    refuse_other_processes(config, config.local.strategy)
+    refuse_other_processes(config, config.local.strategy, given)
     directory = opened or create_run(config.name, run)
     directory.lock()
     directory.remember()
@@ -179,7 +179,7 @@ def begin(
     try:
         stored_plan = read_json(Plan, found) if found else None
         for node in stored_plan.nodes if stored_plan else ():
-            refuse_other_processes(config, node.strategy)
+            refuse_other_processes(config, node.strategy, given)
     except UserError:
         directory.discard()
         directory.unlock()
@@ -320,7 +320,7 @@ def _run_training(start: Start) -> Result:
             " with --hosts, or leave the plan out to make a new one"
         )
     node = plan.nodes[0]
-    refuse_other_processes(config, node.strategy)
+    refuse_other_processes(config, node.strategy, given)
     write_json(run.plan, plan)
     if not node.shares_memory:
         from paceline.train.assemble import Task

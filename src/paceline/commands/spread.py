@@ -33,7 +33,7 @@ def train_on_hosts(start: Start) -> int:
     """Train on the hosts of `start`; the exit code of the first node."""
     request = start.hosts
     assert request is not None
-    refuse_other_hosts(start.config)
+    refuse_other_hosts(start.config, start.given)
     if start.plan is not None:
         hosts = hosts_of_plan(request.hosts, start.plan)
         used = {host.name for host in hosts.host}

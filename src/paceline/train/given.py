@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ConfigError, UnsupportedError
-from paceline.references import OBJECT, is_object
+from paceline.references import OBJECT, is_object, object_name
 from paceline.schema import Config, NodePlan
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ class Given:
     optimizer: Callable[..., torch.optim.Optimizer] | None = None
 
 
-def objects_of(config: Config) -> dict[str, str]:
+def objects_of(config: Config, given: Given | None = None) -> dict[str, str]:
     """Which parts of a workload are objects, and what a run says of each.
 
-    >>> objects_of(Config())
-    {}
+    >>> objects_of(Config()), objects_of(Config(), Given(loss=print))
+    ({}, {'loss': 'builtins.print'})
     """
     work = config.workload
     names = {
@@ -55,6 +55,9 @@ def objects_of(config: Config) -> dict[str, str]:
         "loss": work.loss,
         "optimizer": config.optimizer.name,
     }
+    for part in names:
+        if (value := getattr(given, part, None)) is not None and not is_object(names[part]):
+            names[part] = object_name(value)
     return {part: name.removeprefix(OBJECT) for part, name in names.items() if is_object(name)}
 
 
@@ -74,19 +77,19 @@ def refuse_without_objects(config: Config, given: Given | None) -> None:
         )
 
 
-def refuse_other_processes(config: Config, strategy: str) -> None:
+def refuse_other_processes(config: Config, strategy: str, given: Given | None) -> None:
     """Strategies with processes of their own cannot get at objects of this one."""
     if NodePlan(strategy=strategy).shares_memory:
-        _refuse(config, f"local strategy {strategy!r} trains in processes of its own")
+        _refuse(config, given, f"local strategy {strategy!r} trains in processes of its own")
 
 
-def refuse_other_hosts(config: Config) -> None:
+def refuse_other_hosts(config: Config, given: Given | None) -> None:
     """Nor can other machines."""
-    _refuse(config, "other hosts train in processes of their own")
+    _refuse(config, given, "other hosts train in processes of their own")
 
 
-def _refuse(config: Config, who: str) -> None:
-    for part, name in objects_of(config).items():
+def _refuse(config: Config, given: Given | None, who: str) -> None:
+    for part, name in objects_of(config, given).items():
         raise UnsupportedError(
             f"{who}, which cannot get the {part} {name} of this Python program: put it, or a"
             " function that makes it, into a module that can be imported from the current folder,"
@@ -101,5 +104,5 @@ def with_open_data(given: Given, config: Config, request: DataRequest) -> Given:
 
     if given.data is None or isinstance(given.data, Dataset):
         return given
-    opened = open_own(given.data, request, objects_of(config)["data"])
+    opened = open_own(given.data, request, objects_of(config, given)["data"])
     return dataclasses.replace(given, data=opened)
