@@ -166,20 +166,17 @@ def begin(
 
     `changes` are settings (as "key=value") of a run to be continued, where `config` is None.
     """
-    from paceline.train.given import refuse_other_processes, refuse_without_objects
+    from paceline.train.given import refuse_without_objects
 
     opened = open_run(run or Path("runs/latest")) if resume else None
     config = resolve(_continued(opened, config, changes) if opened else config or load_config())
     refuse_without_objects(config, given)
-    refuse_other_processes(config, config.local.strategy, given)
     directory = opened or create_run(config.name, run)
     directory.lock()
     directory.remember()
     found = plan or (directory.plan if directory.plan.exists() else None)
     try:
         stored_plan = read_json(Plan, found) if found else None
-        for node in stored_plan.nodes if stored_plan else ():
-            refuse_other_processes(config, node.strategy, given)
     except UserError:
         directory.discard()
         directory.unlock()
@@ -286,7 +283,7 @@ def _flat(data: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 def run_training(start: Start) -> Result:
     """Plan if needed, launch, train, and return what came of it."""
     try:
-        return _run_training(start)
+        return _run_training(_with_objects(start))
     except UserError:
         start.run.discard()
         raise
@@ -294,11 +291,27 @@ def run_training(start: Start) -> Result:
         start.run.unlock()
 
 
+def _with_objects(start: Start) -> Start:
+    """With data of the caller's own opened; what would leave objects behind is refused."""
+    from paceline.train.given import refuse_other_hosts, refuse_other_processes, with_open_data
+
+    if start.given is None:
+        return start
+    if start.hosts is not None:
+        refuse_other_hosts(start.config, start.given)
+    nodes = start.plan.nodes if start.plan is not None else ()
+    for strategy in (start.config.local.strategy, *(node.strategy for node in nodes)):
+        refuse_other_processes(start.config, strategy, start.given)
+    from paceline.train.parts import data_request
+
+    given = with_open_data(start.given, start.config, data_request(start.config))
+    return dataclasses.replace(start, given=given)
+
+
 def _run_training(start: Start) -> Result:
     from paceline.measure.instructions import use_safe_instructions
-    from paceline.train.given import refuse_other_processes, with_open_data
 
-    config, run, plan, given = start.config, start.run, start.plan, start.given
+    config, run, plan = start.config, start.run, start.plan
     note = use_safe_instructions(config)
     if note:
         start.say(note)
@@ -307,11 +320,6 @@ def _run_training(start: Start) -> Result:
 
         code = train_on_hosts(start)
         return Result(run=run.path, summary=summary_of(run), exit_code=code)
-    if given is not None:
-        from paceline.train.parts import data_request
-
-        given = with_open_data(given, config, data_request(config))
-        start = dataclasses.replace(start, given=given)
     if plan is None:
         plan = choose_plan(start)
     if len(plan.nodes) > 1:
@@ -319,9 +327,8 @@ def _run_training(start: Start) -> Result:
             f"the plan has {len(plan.nodes)} nodes, but only this machine was given: name the hosts"
             " with --hosts, or leave the plan out to make a new one"
         )
-    node = plan.nodes[0]
-    refuse_other_processes(config, node.strategy, given)
     write_json(run.plan, plan)
+    node = plan.nodes[0]
     if not node.shares_memory:
         from paceline.train.assemble import Task
         from paceline.train.loop import train
@@ -331,7 +338,7 @@ def _run_training(start: Start) -> Result:
             config=config,
             plan=plan,
             run=run,
-            given=given,
+            given=start.given,
             view=make_view(silent=start.silent),
         )
         outcome = train(task)

@@ -86,7 +86,7 @@ REFUSALS = {
     "a finished module/threads": "is a finished module",
     "extra state without a form/threads": "saves object in '_extra_state'",
     "a dict for cross entropy/threads": "gives a dict, which loss",
-    "a dict for cross entropy/auto": "(the model gives a dict, which loss",
+    "a dict for cross entropy/auto": "the model gives a dict, which loss",
     "two inputs/threads": "a tuple of several inputs, and the model takes one",
     "closure/threads": "its step() needs a closure",
     "closure/auto": "its step() needs a closure",

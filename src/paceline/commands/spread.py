@@ -21,7 +21,6 @@ from paceline.plan.foresee import foresee
 from paceline.plan.together import NodeSite, plan_as_asked, plan_from_races, race_batches
 from paceline.schema import Plan, write_json
 from paceline.schema.support import check_support
-from paceline.train.given import refuse_other_hosts
 
 if TYPE_CHECKING:
     from paceline.api import HostsRequest, Start
@@ -33,7 +32,6 @@ def train_on_hosts(start: Start) -> int:
     """Train on the hosts of `start`; the exit code of the first node."""
     request = start.hosts
     assert request is not None
-    refuse_other_hosts(start.config, start.given)
     if start.plan is not None:
         hosts = hosts_of_plan(request.hosts, start.plan)
         used = {host.name for host in hosts.host}
