@@ -14,29 +14,30 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.config import config_from, dump_config, load_config, with_versions
 from paceline.config.environment import data_root
-from paceline.errors import RunDirectoryError, UserError
+from paceline.errors import ConfigError, RunDirectoryError, UserError
 from paceline.plan import (
     asked_node,
     asked_plan,
     plan_from_race,
     refuse_options_without_strategy,
 )
-from paceline.references import reference_to
-from paceline.run import RunDirectory, create_run, open_run
+from paceline.references import is_object, object_name, reference_to
+from paceline.run import RunDirectory, create_run, open_run, write_whole
 from paceline.schema import Config, Plan, Race, read_json, write_json
 from paceline.schema.checkpoint import (
     TrainState,
     check_continued,
     fixed_settings,
+    flat_settings,
     newest_good,
     other_settings,
     with_lengths,
 )
-from paceline.schema.codec import decode
+from paceline.schema.codec import decode, encode
 
 if TYPE_CHECKING:
     from paceline.schema.hosts import Hosts
-    from paceline.train.parts import Given
+    from paceline.train.given import Given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +57,9 @@ class Result:
 
     def load_model(self, model: Any) -> Any:
         """Put the trained weights into `model` (a module of the same kind) and return it."""
-        from safetensors.torch import load_file
+        from paceline.models.extra_state import load_model
 
-        model.load_state_dict(load_file(self.run / "checkpoints" / "latest" / "model.safetensors"))
+        model.load_state_dict(load_model(self.run / "checkpoints" / "latest" / "model.safetensors"))
         return model
 
 
@@ -69,7 +70,8 @@ class Workload:
     model: str | Callable[..., Any] = "mnist_cnn"
     """A name, "module:callable", or a function or class that makes a new `nn.Module`."""
     data: Any = "digits"
-    """A name, a folder, "module:callable", a map-style dataset, or a pair (train, test) of them."""
+    """A name, a folder, "module:callable", a map-style dataset, a pair (train, test), or a function
+    that gives one of these two."""
     loss: str | Callable[..., Any] = "cross_entropy"
     """A name, or (outputs, targets) -> mean over the samples."""
     optimizer: str | Callable[..., Any] = "adam"
@@ -94,49 +96,43 @@ def train(
     ...     epochs=3, settings={"optimizer.learning_rate": 0.01, "local.strategy": "threads"},
     ... )                                                                    # doctest: +SKIP
     """
-    workload = workload or Workload()
-    names, given = _names_and_objects(workload)
-    asked = {"name": "train", "train.epochs": epochs, **names, **(settings or {})}
-    config = config_from(asked)
-    if given is not None:
-        from paceline.train.parts import with_dataset
-
-        given = with_dataset(given, workload.data, config)
+    names, given = _names_and_objects(workload or Workload())
+    config = config_from(
+        {"name": "train", "train.epochs": epochs, **names, **flat_settings(settings or {})}
+    )
+    _refuse_two_names(config, names)
     where = Path(run) if run is not None else None
     say = (lambda text: None) if silent else print
-    config, directory, plan = begin(config, run=where, resume=resume, say=say)
-    try:
-        start = Start(config=config, run=directory, plan=plan, given=given, silent=silent, say=say)
-        return run_training(start)
-    finally:
-        directory.unlock()
+    config, directory, plan = begin(config, run=where, resume=resume, given=given, say=say)
+    return run_training(
+        Start(config=config, run=directory, plan=plan, given=given, silent=silent, say=say)
+    )
 
 
 def _names_and_objects(workload: Workload) -> tuple[dict[str, Any], Given | None]:
-    """Settings for what has a name, and the objects that have none."""
-    from paceline.train.parts import Given
+    """Settings for what is to be trained, and the objects that have no name to be found by."""
+    from paceline.train.given import KEYS, Given
 
-    keys = {
-        "workload.model": workload.model,
-        "workload.loss": workload.loss,
-        "optimizer.name": workload.optimizer,
-        "workload.data": workload.data,
-    }
     names: dict[str, Any] = {"workload.batch_size": workload.batch_size}
     objects: dict[str, Any] = {}
-    for key, value in keys.items():
+    for part, key in KEYS.items():
+        value = getattr(workload, part)
         name = value if isinstance(value, str) else reference_to(value)
-        if name is not None:
-            names[key] = name
-        else:
-            objects[key] = value
-    if not objects:
-        return names, None
-    return names, Given(
-        model=objects.get("workload.model"),
-        loss=objects.get("workload.loss"),
-        optimizer=objects.get("optimizer.name"),
-    )
+        if name is None:
+            name, objects[part] = object_name(value), value
+        names[key] = name
+    return names, Given(**objects) if objects else None
+
+
+def _refuse_two_names(config: Config, names: Mapping[str, Any]) -> None:
+    """A setting must not say something else than the object that is trained."""
+    flat = flat_settings(encode(config))
+    for key, name in names.items():
+        if is_object(str(name)) and flat[key] != name:
+            raise ConfigError(
+                f"settings has {key} = {flat[key]!r}, but the workload gives {name}: leave one of"
+                " them out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +170,7 @@ def begin(
     resume: bool = False,
     plan: Path | None = None,
     changes: Sequence[str] = (),
+    given: Given | None = None,
     elsewhere: bool = False,
     say: Callable[[str], None] = print,
 ) -> tuple[Config, RunDirectory, Plan | None]:
@@ -182,25 +179,23 @@ def begin(
     `changes` are settings (as "key=value") of a run to be continued, where `config` is None.
     `elsewhere`: hosts may have kept checkpoints that are not here, and are asked later.
     """
-    directory = open_run(run or Path("runs/latest")) if resume else None
-    if directory is not None:
-        config = _continued(directory, config, changes)
-    else:
-        config = config or load_config()
-        directory = create_run(config.name, run)
+    from paceline.train.given import refuse_without_objects
+
+    opened = open_run(run or Path("runs/latest")) if resume else None
+    config = resolve(_continued(opened, config, changes) if opened else config or load_config())
+    refuse_without_objects(config, given)
+    directory = opened or create_run(config.name, run)
     with directory.explained():
         directory.lock()
+        directory.remember()
         try:
-            config = resolve(config)
             state = None
             if resume:
                 config, state = _checkpoint(directory, config, say, elsewhere=elsewhere)
             stored_plan = _stored_plan(directory, plan, state, say)
             same = directory.config.exists() and load_config(directory.config) == config
             if not (resume and same):
-                partial = directory.config.with_name(".config.toml.partial")
-                partial.write_text(dump_config(config))
-                partial.replace(directory.config)
+                write_whole(directory.config, dump_config(config))
         except BaseException:
             directory.discard()
             directory.unlock()
@@ -323,12 +318,29 @@ def run_training(start: Start) -> Result:
     """Plan if needed, launch, train, and return what came of it."""
     try:
         with start.run.explained():
-            return _run_training(start)
+            return _run_training(_with_objects(start))
     except UserError:
         start.run.discard()
         raise
     finally:
         start.run.unlock()
+
+
+def _with_objects(start: Start) -> Start:
+    """With data of the caller's own opened; what would leave objects behind is refused."""
+    from paceline.train.given import refuse_other_hosts, refuse_other_processes, with_open_data
+
+    if start.given is None:
+        return start
+    if start.hosts is not None:
+        refuse_other_hosts(start.config, start.given)
+    nodes = start.plan.nodes if start.plan is not None else ()
+    for strategy in (start.config.local.strategy, *(node.strategy for node in nodes)):
+        refuse_other_processes(start.config, strategy, start.given)
+    from paceline.train.parts import data_request
+
+    given = with_open_data(start.given, start.config, data_request(start.config))
+    return dataclasses.replace(start, given=given)
 
 
 def _run_training(start: Start) -> Result:

@@ -25,6 +25,8 @@ class RunDirectory:
         self.path = path
         self._lock: int | None = None
         self._undo: Callable[[], None] | None = None
+        self._before: dict[Path, str | None] = {}
+        self._newest: str | None = None
 
     @property
     def is_new(self) -> bool:
@@ -96,15 +98,32 @@ class RunDirectory:
                 ) from None
             raise
 
-    def discard(self) -> None:
-        """Take a new run back that a mistake of the user ended before it trained.
+    def remember(self) -> None:
+        """Note what is here, so that `discard` can leave an opened run as it was."""
+        files = (self.config, self.plan, self.race)
+        self._before = {file: file.read_text() if file.exists() else None for file in files}
+        self._newest = self._latest()
 
-        Its name is then free for the next try. A run that was opened, or that has
-        trained, is left as it is.
+    def discard(self) -> None:
+        """Take back what a mistake of the user ended before it trained.
+
+        A new run is removed: its name is then free for the next try. One that was opened says again
+        what it said before. A run that has trained since is left as it is.
         """
-        if self._undo is not None and not self.metrics.exists() and not self.checkpoints.exists():
-            self._undo()
-            self._undo = None
+        if self._undo is not None:
+            if not self.metrics.exists() and not self.checkpoints.exists():
+                self._undo()
+                self._undo = None
+        elif self._latest() == self._newest:
+            for file, text in self._before.items():
+                if text is None:
+                    file.unlink(missing_ok=True)
+                elif file.read_text() != text:
+                    write_whole(file, text)
+
+    def _latest(self) -> str | None:
+        latest = self.checkpoints / "latest"
+        return latest.readlink().name if latest.is_symlink() else None
 
 
 def create_run(name: str, where: Path | None = None, root: Path = Path("runs")) -> RunDirectory:
@@ -143,6 +162,13 @@ def create_run(name: str, where: Path | None = None, root: Path = Path("runs")) 
 def _has_files(path: Path) -> bool:
     """True when a folder holds more than the lock of a run that was killed as it began."""
     return any(entry.name != ".lock" for entry in path.iterdir())
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file that is there as a whole or not at all."""
+    partial = file.with_name(f".{file.name}.partial")
+    partial.write_text(text)
+    partial.replace(file)
 
 
 def open_run(path: Path) -> RunDirectory:

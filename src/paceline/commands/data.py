@@ -150,9 +150,9 @@ def describe(dataset: datasets.Dataset) -> dict[str, Any]:
     import numpy as np
 
     def counts(source: datasets.Source) -> dict[str, int] | None:
-        if source.targets is None or not dataset.classes:
+        if source.labels is None or not dataset.classes:
             return None
-        numbers = np.bincount(source.targets, minlength=len(dataset.classes))
+        numbers = np.bincount(source.labels, minlength=len(dataset.classes))
         return {name: int(numbers[label]) for label, name in enumerate(dataset.classes)}
 
     return {

@@ -38,11 +38,6 @@ def train_on_hosts(start: Start) -> int:
         if left := [host.name for host in request.hosts.host if host.name not in used]:
             start.say(f"the plan leaves {', '.join(left)} out")
         request = dataclasses.replace(request, hosts=hosts)
-    if start.given is not None:
-        raise UnsupportedError(
-            "objects without a name cannot travel to other hosts: give the model and the data as"
-            ' names or "module:callable"'
-        )
     if start.plan is None and start.config.local.strategy == "auto":
         refuse_options_without_strategy(start.config.local)
     found = None

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
-from paceline.errors import PacelineError, UnsupportedError
+from paceline.errors import DataError, PacelineError, StrategyError, UnsupportedError
 from paceline.local.single_pixel import use_single_pixels
 from paceline.local.tiles import check_bf16
+from paceline.models.extra_state import has_extra_state
 from paceline.schema import NodePlan, RankContext
 from paceline.schema.events import SpanName
 
@@ -161,9 +163,11 @@ def autocast(job: Job) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
-def full_precision(outputs: torch.Tensor) -> torch.Tensor:
+def full_precision(outputs: Any) -> Any:
     """Outputs as the loss takes them: a loss summed in bf16 would lose most of its digits."""
-    return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+    if isinstance(outputs, torch.Tensor):
+        return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+    return tree_map_only(torch.Tensor, full_precision, outputs)
 
 
 def layout(job: Job, tensor: torch.Tensor) -> torch.Tensor:
@@ -173,13 +177,45 @@ def layout(job: Job, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(job.device)
 
 
+def scored(model: nn.Module, inputs: torch.Tensor) -> Any:
+    """The model's outputs for an evaluation, in which no gradients are kept.
+
+    A model that takes derivatives itself (`autograd.grad` in its forward) gets them there too.
+    """
+    try:
+        return model(inputs)
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+    with torch.enable_grad():
+        outputs = model(inputs)
+    return tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
+
+
 def prepare_model(job: Job) -> nn.Module:
     """The model on its device, in its memory format, in training mode."""
     model = job.build_model().to(job.device)
+    _refuse_copies(model, job)
     use_single_pixels(model)
     if job.memory_format == "channels_last":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model.train()
+
+
+def _refuse_copies(model: nn.Module, job: Job) -> None:
+    """Some models cannot be copied so that the copies are one model to train."""
+    if job.node.strategy in ("sequential", "threads") and job.nodes == 1:
+        return
+    if has_extra_state(model):
+        reason = "has a state of its own (get_extra_state), which copies of it do not share"
+    elif any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        reason = "is TorchScript, whose copies keep their gradients to themselves"
+    else:
+        return
+    raise StrategyError(
+        f"the model ({type(model).__name__}) {reason}: train it on one machine with"
+        " local.strategy = 'threads'"
+    )
 
 
 def seed_step(seed: int, step: int, worker: int) -> None:
@@ -211,7 +247,7 @@ def are_classes(outputs: Any, targets: Any) -> bool:
     )
 
 
-def count_correct(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+def count_correct(outputs: Any, targets: torch.Tensor) -> float:
     """How many samples the model got right; NaN, as every sum over it, where there are no classes.
 
     >>> count_correct(torch.eye(3), torch.tensor([0, 1, 0]))
@@ -246,7 +282,7 @@ def gradients(
     if worker is not None:
         seed_step(job.seed, step, job.first_worker + worker)
     inputs, targets = layout(job, inputs), targets.to(job.device)
-    with _users_code(inputs, targets):
+    with _users_code(model, inputs, targets):
         with autocast(job):
             outputs = full_precision(model(inputs))
         loss = job.loss(outputs, targets)
@@ -259,16 +295,25 @@ def gradients(
 
 
 @contextlib.contextmanager
-def _users_code(inputs: torch.Tensor, targets: torch.Tensor) -> Iterator[None]:
+def _users_code(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> Iterator[None]:
     """Say of an error that it came out of the model or the loss, and on what."""
     try:
         yield
     except Exception as error:
-        if not isinstance(error, PacelineError):
-            error.add_note(
-                f"raised by the model or the loss, on inputs of shape {list(inputs.shape)} and"
-                f" targets of shape {list(targets.shape)}"
-            )
+        if isinstance(error, PacelineError):
+            raise
+        weights = next((p.dtype for p in model.parameters()), inputs.dtype)
+        if isinstance(error, RuntimeError) and "type" in str(error) and inputs.dtype != weights:
+            reason = " ".join(str(error).split())
+            raise DataError(
+                f"the model's weights are {weights} and its inputs {inputs.dtype}, which do not go"
+                f" together ({reason}): let the dataset give {weights}, as x.float() does (bytes"
+                " also divided by 255, as a rule), or convert them in the model"
+            ) from error
+        error.add_note(
+            f"raised by the model or the loss, on inputs of shape {list(inputs.shape)} and"
+            f" targets of shape {list(targets.shape)}"
+        )
         raise
 
 

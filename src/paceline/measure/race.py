@@ -144,7 +144,9 @@ def _race(request: RaceRequest) -> Race:
     allowed = (*config.numerics.allow, config.numerics.precision)
     chosen = pick(results, allowed)
     if chosen is None:
-        reasons = "; ".join(f"{c.name}: {c.reason}" for c in results)
+        # What one thread alone cannot train fails everywhere for the same reason.
+        alone = [c.reason for c in results if c.name == "sequential" and c.reason]
+        reasons = alone[0] if alone else "; ".join(f"{c.name}: {c.reason}" for c in results)
         raise StrategyError(f"no local strategy could train this workload ({reasons})")
     results = explain(results, chosen, gradient_mb=footprint.parameter_mb, allowed=allowed)
     race = Race(

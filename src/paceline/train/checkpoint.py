@@ -30,6 +30,7 @@ from safetensors.torch import load_file, save_file
 from paceline.errors import RunDirectoryError, StorageError, UnsupportedError
 from paceline.local.base import OptimizerState
 from paceline.local.packing import NESTED, CannotPackError, pack, unpack
+from paceline.models.extra_state import load_model, separate
 from paceline.schema.checkpoint import (
     Position,
     TrainState,
@@ -98,7 +99,7 @@ class Checkpoints:
         """Read a checkpoint."""
         try:
             state = read_state(path)
-            model, tensors = (load_file(path / name) for name in FILES)
+            model, tensors = load_model(path / FILES[0]), load_file(path / FILES[1])
             optimizer = _unpacked(state, tensors)
         except (OSError, ValueError, LookupError, SafetensorError, RunDirectoryError) as error:
             reason = str(error)
@@ -117,8 +118,9 @@ class Checkpoints:
         optimizer: OptimizerState,
     ) -> None:
         numbers, tensors = _packed(optimizer)
-        for name, content in zip(FILES, (model, tensors), strict=True):
-            save_file(_saveable(content), folder / name)
+        weights, rest = separate(model)
+        save_file(_saveable(weights), folder / FILES[0], metadata=rest)
+        save_file(_saveable(tensors), folder / FILES[1])
         state = dataclasses.replace(
             state,
             optimizer_numbers=numbers,

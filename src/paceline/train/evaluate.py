@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from paceline.local.base import (
     autocast,
     full_precision,
     layout,
+    scored,
 )
 from paceline.train.team import Team
 
@@ -72,11 +74,11 @@ def _sums(
     sums = [0.0, 0.0, 0.0, 0.0]
     batch_size = max(32, min(job.batch_size, 256))
     model.eval()
-    with torch.inference_mode():
+    with torch.no_grad():
         for batch in evaluation_batches(source, batch_size=batch_size, worker=rank, shares=shares):
             targets = batch.targets.to(job.device)
             with autocast(job):
-                outputs = full_precision(model(layout(job, batch.inputs)))
+                outputs = full_precision(scored(model, layout(job, batch.inputs)))
             loss = float(job.loss(outputs, targets)) * batch.count
             found = (loss, *_ranked_hits(outputs, targets), batch.count)
             sums = [old + new for old, new in zip(sums, found, strict=True)]
@@ -84,7 +86,7 @@ def _sums(
     return sums
 
 
-def _ranked_hits(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
+def _ranked_hits(outputs: Any, targets: torch.Tensor) -> tuple[float, float]:
     """How many targets are the first guess, and among the first five; NaN without classes."""
     if not are_classes(outputs, targets):
         return math.nan, math.nan
@@ -98,7 +100,7 @@ def has_classes(strategy: LocalStrategy, job: Job, source: Source) -> bool:
     inputs, targets = source.fetch(np.arange(min(2, len(source))), epoch=0, augment=False)
     model = strategy.model
     model.eval()
-    with torch.inference_mode(), torch.random.fork_rng(), autocast(job):
-        outputs = full_precision(model(layout(job, inputs)))
+    with torch.no_grad(), torch.random.fork_rng(), autocast(job):
+        outputs = full_precision(scored(model, layout(job, inputs)))
     model.train()
     return are_classes(outputs, targets)

@@ -16,6 +16,7 @@ from paceline.exchange.network import Traffic
 from paceline.local.base import OptimizerState
 from paceline.local.memory import keep_freed_memory
 from paceline.local.state import unsaved_sentence
+from paceline.models.extra_state import check_extra_state
 from paceline.observe.metrics import Tally, exchange_counts, exchange_line, totals
 from paceline.observe.recorder import Recorder
 from paceline.schema import write_json
@@ -90,6 +91,7 @@ class Trainer:
         self.job = dataclasses.replace(make_job(task, parts), span=recorder.span)
         self.dataset = parts.dataset
         self.strategy = local.build(self.job)
+        check_extra_state(self.strategy.model)
         self.shares = [node.share for node in task.plan.nodes]
         self.feed = make_feed(task, parts, self.strategy)
         self.checkpoints = Checkpoints(task.run.checkpoints, self.config.train.keep)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PacelineError, UnsupportedError
 from paceline.local.base import OptimizerFactory
 from paceline.schema.config import OPTIMIZERS, Optimizer
 from paceline.schema.schedule import schedule_factor
@@ -57,13 +57,34 @@ def _build_custom(
     except (TypeError, ValueError):
         names = set()
     extra = {key: rate for key in ("learning_rate", "lr") if key in names}
-    optimizer = custom(parameters, **extra)
+    called = getattr(custom, "__qualname__", type(custom).__qualname__)
+    try:
+        optimizer = custom(parameters, **extra)
+    except PacelineError:
+        raise
+    except (Exception, SystemExit) as error:
+        said = "" if isinstance(error, SystemExit) else f": {' '.join(str(error).split())}"
+        raise ConfigError(
+            f"optimizer {called}: calling it with the model's parameters raised"
+            f" {type(error).__name__}{said}; correct it, or name one that takes them"
+        ) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
-            f"the optimizer factory {custom!r} gave {type(optimizer).__name__}: it must give a"
+            f"optimizer {called} gave {type(optimizer).__name__}: it must give a"
             " torch.optim.Optimizer"
         )
+    if _needs_closure(optimizer):
+        raise UnsupportedError(
+            f"optimizer {called}: {type(optimizer).__name__} computes the loss several times in one"
+            " step (its step() needs a closure), which Paceline does not do: use one whose step()"
+            " takes gradients, such as torch.optim.SGD or AdamW"
+        )
     return optimizer
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
 
 
 def batch_factor(settings: Optimizer, batch_size: int) -> float:
