@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-import tomllib
 from typing import TYPE_CHECKING
 
 import click
 
 from paceline import models, references
 from paceline.errors import ConfigError
+from paceline.schema.plain import parse_value
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -74,10 +74,7 @@ def _parse_options(pairs: tuple[str, ...]) -> dict[str, object]:
         key, equals, text = pair.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"--option {pair!r}: must be KEY=VALUE, such as dropout=0.3")
-        try:
-            parsed[key.strip()] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            parsed[key.strip()] = text
+        parsed[key.strip()] = parse_value(text, f"--option {key} =")
     return parsed
 
 

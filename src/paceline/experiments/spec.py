@@ -30,7 +30,6 @@ import hashlib
 import itertools
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +39,7 @@ from paceline.config.environment import data_root
 from paceline.data import DataRequest, is_here
 from paceline.errors import ConfigError, unknown_name
 from paceline.schema.codec import decode, encode, rule
+from paceline.schema.plain import read_toml
 
 BUILT_IN = Path(__file__).parent
 FILE = "experiment.toml"
@@ -187,11 +187,9 @@ def load_experiment(folder: Path, *, quick: bool = False) -> Experiment:
     """Read an experiment; every step gets the common settings and, with `quick`, those for it."""
     path = folder / FILE
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
+        data = read_toml(path)
+    except FileNotFoundError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
     try:
         file = decode(_File, data)
         steps = [

@@ -19,13 +19,13 @@ import dataclasses
 import ipaddress
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from paceline.errors import ConfigError, unknown_name
 from paceline.lab import units
+from paceline.schema.plain import parse_value, read_toml
 
 __all__ = ["FAULT_KINDS", "FaultSpec", "HostSpec", "LabSpec", "LinkSpec"]
 
@@ -240,13 +240,11 @@ class LabSpec:
         >>> LabSpec.load("examples/lab/two-hosts.toml", ["link.rate=100mbit"])  # doctest: +SKIP
         """
         try:
-            tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
+            tables = read_toml(Path(path))
+        except FileNotFoundError as error:
             raise ConfigError(
                 f"cannot read the lab file {str(path)!r}: {error.strerror}"
             ) from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the lab file {str(path)!r} is not valid TOML: {error}") from error
         return cls.from_tables(tables, changes)
 
     @classmethod
@@ -315,7 +313,7 @@ def _apply(tables: dict[str, Any], change: str) -> None:
         raise ConfigError(
             f"--set {change!r} must be key=value, for example link.rate=100mbit or host.b.cores=0.5"
         )
-    value = _value(text.strip())
+    value = parse_value(text.strip(), f"--set {key.strip()} =")
     if path[0] in ("host", "fault") and len(path) == 3:
         for table in _chosen(_list(tables, path[0]), path[0], path[1]):
             table[path[2]] = value
@@ -338,10 +336,3 @@ def _chosen(tables: list[dict[str, Any]], kind: str, which: str) -> list[dict[st
     if which not in names:
         raise ConfigError(unknown_name(kind, which, names))
     return [names[which]]
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text

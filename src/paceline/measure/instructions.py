@@ -19,6 +19,7 @@ from pathlib import Path
 from paceline.config.environment import cache_root, instruction_limit, limit_instructions
 from paceline.local.tiles import describe_tiles, processor_flags, refuse_bf16
 from paceline.schema import Config, encode
+from paceline.schema.plain import read_json_file
 
 WITHOUT_AMX = "AVX512_CORE_FP16"
 _PROBE = """
@@ -80,7 +81,7 @@ def try_amx() -> Amx:
     key = f"{_kernel()} torch {metadata.version('torch')} paceline {metadata.version('paceline')}"
     stored = cache_root() / "amx.json"
     try:
-        known = json.loads(stored.read_text())
+        known = read_json_file(stored)
         if known["key"] == key:
             return Amx(works=bool(known["works"]), described=bool(known["described"]))
     except (OSError, ValueError, KeyError, TypeError):

@@ -10,6 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from paceline.errors import RunDirectoryError, shown
+from paceline.schema.plain import parse_json, read_text
+
+_LINE_NUMBERS: Final = (
+    "epoch",
+    "seconds",
+    "read_seconds",
+    "update_seconds_median",
+    "images_per_second",
+)
+"""What lines are sorted and summed up by."""
+
 
 @dataclass
 class Tally:
@@ -109,18 +121,34 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole lines; the half line of a killed run is left out."""
+    """All lines; the half line that a killed run has left at the end is left out."""
     if not path.exists():
         return []
+    try:
+        texts = read_text(path).splitlines()
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error}") from None
     lines = []
-    for text in path.read_text().splitlines():
+    for number, text in enumerate(texts, start=1):
         try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(line, dict) and "epoch" in line:
-            lines.append(line)
+            lines.append(_whole_line(parse_json(text)))
+        except ValueError as error:
+            if number < len(texts):
+                raise RunDirectoryError(
+                    f"{path}: line {number} is damaged ({error}): remove it to go on without it"
+                ) from None
     return lines
+
+
+def _whole_line(line: Any) -> dict[str, Any]:
+    """A line that `totals` can sum up; ValueError where it has other things than numbers."""
+    if not isinstance(line, dict):
+        raise ValueError(f"it is {shown(line)}, not a table of keys")
+    for key in _LINE_NUMBERS:
+        value = line.get(key, None if key == "epoch" else 0)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ValueError(f"{key} is {shown(value)}, not a number")
+    return line
 
 
 EXCHANGE_KEYS: Final = (
@@ -161,7 +189,8 @@ def totals(lines: Sequence[Mapping[str, Any]], *, open_seconds: float) -> dict[s
     last = lines[-1] if lines else {}
 
     def median(key: str) -> float:
-        return statistics.median(line[key] for line in lines) if lines else 0.0
+        values = [line[key] for line in lines if key in line]
+        return statistics.median(values) if values else 0.0
 
     exchanged = {
         key: sum(line[key] for line in lines)
@@ -170,7 +199,7 @@ def totals(lines: Sequence[Mapping[str, Any]], *, open_seconds: float) -> dict[s
     }
     return {
         **exchanged,
-        "read_seconds": open_seconds + sum(line["read_seconds"] for line in lines),
+        "read_seconds": open_seconds + sum(line.get("read_seconds", 0.0) for line in lines),
         "update_seconds_median": median("update_seconds_median"),
         "epoch_seconds_median": median("seconds"),
         "images_per_second": median("images_per_second"),
