@@ -36,6 +36,7 @@ __all__ = [
     "UnsupportedError",
     "UserError",
     "WorkerError",
+    "shortened",
     "shown",
     "unknown_name",
 ]
@@ -111,6 +112,11 @@ def shown(value: object) -> str:
         text = repr(value)
     except (ValueError, RecursionError):  # a number of thousands of digits; lists without end
         return f"a {type(value).__name__} that is too large to print"
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    """A text with its middle left out where it is too long for a message."""
     if len(text) <= LONGEST_VALUE:
         return text
     return f"{text[: LONGEST_VALUE - 40]}...{text[-37:]}"

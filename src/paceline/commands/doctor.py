@@ -67,8 +67,9 @@ def _this_machine(as_json: bool) -> None:
         facts = encode(machine) | {"data": found, "amx": amx and encode(amx), "problems": wrong}
         click.echo(json.dumps(facts, indent=2))
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from paceline.text import terminal
 
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
@@ -91,7 +92,7 @@ def _this_machine(as_json: bool) -> None:
     ]
     for name, value in rows:
         table.add_row(name, value)
-    console = Console()
+    console = terminal()
     console.print(table)
     for sentence in wrong:
         console.print(f"problem: {sentence}", highlight=False, soft_wrap=True)

@@ -202,11 +202,10 @@ def _table(columns: list[tuple[str, str]]) -> Table:
 
 
 def _show(table: Table) -> None:
-    from rich.console import Console
+    from paceline.text import terminal
 
-    terminal = sys.stdout.isatty()
-    console = Console(width=None if terminal else 200, highlight=False)
-    if terminal:
+    console = terminal(width=200)
+    if console.is_terminal:
         console.print(table)
         return
     with console.capture() as captured:

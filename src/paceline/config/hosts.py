@@ -29,9 +29,16 @@ def find_hosts(text: str) -> Hosts:
             )
         return load_hosts(path)
     path = Path(text).expanduser()
-    if text.endswith(".toml") or "/" in text or path.is_file():
+    if text.endswith(".toml") or "/" in text or _is_file(path):
         return load_hosts(path)
     return hosts_from_names(text)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a list of many hosts is longer than a file's name may be
+        return False
 
 
 def hosts_from_names(text: str) -> Hosts:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from paceline.errors import ModelError
+from paceline.errors import ModelError, shortened
 
 __all__ = ["freeze_body", "head_name", "load_weights"]
 
@@ -82,7 +82,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     except ModelError:
         raise
     except Exception as error:  # what torch raises for a damaged file can be nearly anything
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = shortened(str(error).splitlines()[0] if str(error) else type(error).__name__)
         raise ModelError(
             f"weights file {str(path)!r} cannot be read ({reason}): it is damaged or neither"
             " safetensors nor a torch file; fetch it again"

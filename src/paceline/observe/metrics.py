@@ -144,7 +144,7 @@ def _whole_line(line: Any) -> dict[str, Any]:
     """A line that `totals` can sum up; ValueError where it has other things than numbers."""
     if not isinstance(line, dict):
         raise ValueError(f"it is {shown(line)}, not a table of keys")
-    for key in _LINE_NUMBERS:
+    for key in (*_LINE_NUMBERS, *EXCHANGE_KEYS):
         value = line.get(key, None if key == "epoch" else 0)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise ValueError(f"{key} is {shown(value)}, not a number")

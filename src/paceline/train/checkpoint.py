@@ -27,9 +27,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from paceline.errors import ConfigError, RunDirectoryError, StorageError
+from paceline.errors import ConfigError, RunDirectoryError, StorageError, shortened
 from paceline.local.base import OptimizerState
 from paceline.schema.codec import decode, encode
+from paceline.schema.plain import read_json_file
 
 FORMAT = 1
 
@@ -117,13 +118,13 @@ class Checkpoints:
     def load(self, path: Path) -> tuple[TrainState, dict[str, torch.Tensor], OptimizerState]:
         """Read a checkpoint."""
         try:
-            state = decode(TrainState, json.loads((path / "state.json").read_text()))
+            state = decode(TrainState, read_json_file(path / "state.json"))
             model = load_file(path / "model.safetensors")
             tensors = load_file(path / "optimizer.safetensors")
         except (OSError, ValueError, SafetensorError, ConfigError) as error:
             raise RunDirectoryError(
-                f"the checkpoint {path} cannot be read ({error}): remove it to continue from the"
-                " one before"
+                f"the checkpoint {path} cannot be read ({shortened(str(error))}): remove it to"
+                " continue from the one before"
             ) from None
         optimizer: OptimizerState = {k: dict(v) for k, v in state.optimizer_numbers.items()}
         for key, tensor in tensors.items():
