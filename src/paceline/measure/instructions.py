@@ -16,7 +16,12 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from paceline.config.environment import cache_root, instruction_limit, limit_instructions
+from paceline.config.environment import (
+    amx_allowed,
+    cache_root,
+    instruction_limit,
+    limit_instructions,
+)
 from paceline.local.tiles import describe_tiles, processor_flags, refuse_bf16
 from paceline.schema import Config, encode
 from paceline.schema.plain import read_json_file
@@ -61,6 +66,9 @@ def use_safe_instructions(config: Config) -> str | None:
         return None
     if not announces_amx():
         return None
+    if not amx_allowed():
+        limit_instructions(WITHOUT_AMX)
+        return "PACELINE_AMX is off: bf16 uses AVX-512 instead of AMX"
     amx = try_amx()
     if amx.works:
         if amx.described and not describe_tiles():
