@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import click
 
-from paceline.errors import PacelineError, shown
+from paceline.errors import PacelineError, is_out_of_memory, shortened, shown
 from paceline.text import printable
 
 _NAMES_OF_NO_FILE = (errno.ENAMETOOLONG, errno.ELOOP)
@@ -100,6 +100,14 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             name = shown(error.filename)
             click.echo(f"paceline: {name} cannot be the name of a file: {error.strerror}", err=True)
             sys.exit(2)
+        if is_out_of_memory(error):
+            reason = printable(shortened(str(error).splitlines()[0] if str(error) else "no room"))
+            click.echo(
+                f"paceline: memory has run out ({reason}): use a smaller batch, smaller images,"
+                " a smaller model, or fewer processes",
+                err=True,
+            )
+            sys.exit(1)
         # A note says where it comes from; without one it is a fault of ours.
         notes = getattr(error, "__notes__", [])
         fault = f"{'' if notes else 'internal error: '}{type(error).__name__}: {error}"

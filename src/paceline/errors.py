@@ -36,6 +36,7 @@ __all__ = [
     "UnsupportedError",
     "UserError",
     "WorkerError",
+    "is_out_of_memory",
     "shortened",
     "shown",
     "unknown_name",
@@ -120,6 +121,15 @@ def shortened(text: str) -> str:
     if len(text) <= LONGEST_VALUE:
         return text
     return f"{text[: LONGEST_VALUE - 40]}...{text[-37:]}"
+
+
+_NO_ROOM = ("can't allocate memory", "Unable to allocate", "not enough memory")
+"""How torch and numpy say that memory has run out; torch has no exception of its own for it."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether there was no memory for something, whoever asked for it."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_ROOM)
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:

@@ -40,15 +40,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--case", type=int)
     asked = parser.parse_args()
+    import lines
     from readers import targets
 
     names = [target.name for target in targets() if asked.only in target.name]
     if asked.case is not None:
         return repeat(names[0], asked.case)
     print(f"{len(names)} targets, {asked.seconds:g} s in all, seed {asked.seed}", flush=True)
-    bad = 0
+    began, bad = time.monotonic(), 0
+    if not asked.only:
+        bad += lines.main()
+    left = max(0.0, asked.seconds - (time.monotonic() - began))
     for name in names:
-        bad += one(name, asked.seed, asked.seconds / len(names))
+        bad += one(name, asked.seed, left / len(names))
     return 1 if bad else 0
 
 
