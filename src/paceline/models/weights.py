@@ -67,9 +67,9 @@ def _stay_in_evaluation(layer: nn.Module, mode: bool = True) -> nn.Module:
 def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise ModelError(f"there is no weights file {str(path)!r}: give the path of one")
-    with path.open("rb") as file:
-        start = file.read(9)
     try:
+        with path.open("rb") as file:
+            start = file.read(9)
         # Safetensors begins with a length of 8 bytes and a JSON object.
         if path.suffix == ".safetensors" or start[8:9] == b"{":
             return load_file(path)

@@ -80,7 +80,8 @@ class Hosts:
         for host in self.host:
             if host.name in seen:
                 raise ConfigError(
-                    f"host.name = {shown(host.name)} appears twice: give one entry `slots = 2` instead"
+                    f"host.name = {shown(host.name)} appears twice: give one entry `slots = 2`"
+                    " instead"
                 )
             seen.add(host.name)
 
