@@ -10,6 +10,7 @@ import click
 
 from paceline import models, references
 from paceline.errors import ConfigError
+from paceline.schema.config import MOST_CLASSES, MOST_PIXELS
 from paceline.schema.plain import parse_value
 
 if TYPE_CHECKING:
@@ -23,9 +24,13 @@ _OWN_CHANNELS, _OWN_CLASSES, _OWN_SIZE = 3, 1000, 224
 
 @click.command(name="models")
 @click.argument("name", required=False)
-@click.option("--classes", type=click.IntRange(min=1), help="Number of classes.")
-@click.option("--channels", type=click.IntRange(min=1), help="Channels of an image: 1 grey, 3 RGB.")
-@click.option("--image-size", type=click.IntRange(min=1), help="Height and width of an image.")
+@click.option("--classes", type=click.IntRange(1, MOST_CLASSES), help="Number of classes.")
+@click.option(
+    "--channels", type=click.IntRange(1, 4096), help="Channels of an image: 1 grey, 3 RGB."
+)
+@click.option(
+    "--image-size", type=click.IntRange(1, MOST_PIXELS), help="Height and width of an image."
+)
 @click.option(
     "--option", "options", multiple=True, metavar="KEY=VALUE", help="An option of the model."
 )

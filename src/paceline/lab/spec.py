@@ -200,6 +200,8 @@ class LabSpec:
 
     def _network(self) -> ipaddress.IPv4Network:
         try:
+            if not isinstance(self.network, str):
+                raise TypeError("it is no text")
             return ipaddress.IPv4Network(self.network)
         except (ValueError, TypeError) as error:
             raise ConfigError(
