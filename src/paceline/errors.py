@@ -117,7 +117,8 @@ def shown(value: object) -> str:
 
 
 def shortened(text: str) -> str:
-    """A text with its middle left out where it is too long for a message."""
+    """A text for the middle of a sentence: one line, its middle left out where it is too long."""
+    text = "".join(each if each.isprintable() else " " for each in text)
     if len(text) <= LONGEST_VALUE:
         return text
     return f"{text[: LONGEST_VALUE - 40]}...{text[-37:]}"

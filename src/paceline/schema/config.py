@@ -128,7 +128,7 @@ class Optimizer:
             raise ConfigError(f"optimizer.clip_norm = {self.clip_norm} must be above 0")
         if self.name != "sgd" and (self.momentum or self.nesterov):
             raise ConfigError(
-                f"optimizer.momentum and nesterov belong to sgd, not to {self.name!r}:"
+                f"optimizer.momentum and nesterov belong to sgd, not to {shown(self.name)}:"
                 " leave them out"
             )
         if self.nesterov and not self.momentum:
