@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from pathlib import Path
 from types import FrameType
 
@@ -119,6 +120,7 @@ def work(name: str, seed: int, seconds: float, note: Path) -> int:
     end, tried = time.monotonic() + seconds, 0
     faults: list[tuple[str, int]] = []
     signal.signal(signal.SIGALRM, _hang)
+    warnings.simplefilter("ignore")  # of libraries, about what is damaged
 
     def write(case: int) -> None:
         note.write_text(json.dumps({"tried": tried, "case": case, "faults": faults}))
