@@ -115,7 +115,7 @@ def _one_swap(random: random.Random, value: Any) -> Any:
     elif kind == 1 and isinstance(holder, dict):
         holder[random.choice(TEXTS)] = place
     elif kind == 2 and isinstance(holder, list):
-        holder.insert(key, copy.deepcopy(place))
+        holder.insert(key, place)
     elif kind == 3 and isinstance(place, int | float):
         holder[key] = random.choice(NUMBERS)
     else:
