@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: train test test-slow check format bench bench-local clean
+.PHONY: train test test-slow fuzz check format bench bench-local clean
 
 train: $(READY)
 	$(BIN)/paceline train
@@ -21,6 +21,11 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(PYTEST) -m slow $(PYTEST_FLAGS)
+
+# Damaged files and messages for every reader; what fails is printed with the number that repeats it.
+FUZZ_SECONDS ?= 600
+fuzz: $(READY)
+	$(BIN)/python tests/fuzz/long.py --seconds $(FUZZ_SECONDS)
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -6,7 +6,6 @@ Only this module and the command line chain them.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.config import config_from, dump_config, load_config, with_versions
 from paceline.config.environment import data_root
-from paceline.errors import ConfigError, RunDirectoryError, UserError
+from paceline.errors import ConfigError, RunDirectoryError, UserError, shown
 from paceline.plan import (
     asked_node,
     asked_plan,
@@ -34,6 +33,7 @@ from paceline.schema.checkpoint import (
     with_lengths,
 )
 from paceline.schema.codec import decode, encode
+from paceline.schema.plain import read_json_file
 
 if TYPE_CHECKING:
     from paceline.schema.hosts import Hosts
@@ -386,7 +386,14 @@ def _run_training(start: Start) -> Result:
 
 def summary_of(run: RunDirectory) -> dict[str, Any]:
     """What run.json holds; empty before the end of a training."""
-    found: dict[str, Any] = json.loads(run.summary.read_text()) if run.summary.exists() else {}
+    if not run.summary.exists():
+        return {}
+    try:
+        found = read_json_file(run.summary)
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{run.summary} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise RunDirectoryError(f"{run.summary} is {shown(found)}, not a table of keys")
     return found
 
 

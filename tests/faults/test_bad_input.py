@@ -29,7 +29,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "wrong type": (["--set", "train.epochs=many"], ["'many'", "a whole number"]),
     "out of range": (["--set", "optimizer.warmup=7"], ["optimizer.warmup = 7", "at most 1"]),
     "negative epochs": (["--set", "train.epochs=-1"], ["train.epochs = -1", "at least 1"]),
-    "not a number": (["--set", "optimizer.learning_rate=nan"], ["nan", "finite number above 0"]),
+    "not a number": (["--set", "optimizer.learning_rate=nan"], ["nan", "finite number"]),
     "momentum with adam": (["--set", "optimizer.momentum=0.9"], ["belong to sgd", "'adam'"]),
     "unknown optimizer": (["--set", "optimizer.name=adma"], ["'adma'", "sgd, adam, adamw"]),
     "unknown strategy": (["--set", "local.strategy=thread"], ["'thread'", "threads"]),

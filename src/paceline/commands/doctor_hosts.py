@@ -115,10 +115,10 @@ def _facts(host: Host, found: Inspection, links: Links) -> dict[str, Any]:
 
 
 def _print(report: dict[str, Any]) -> None:
-    from rich.console import Console
+    from paceline.text import terminal
 
     # Tables that lose columns in a pipe help nobody.
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    console = terminal(width=200)
     console.print(_host_table(report))
     names = [host["name"] for host in report["hosts"] if not host["error"]]
     if report["links"]:

@@ -24,7 +24,6 @@ def command(folder: Path, as_json: bool) -> None:
         return
     from rich import box
     from rich.table import Table
-    from rich.text import Text
 
     from paceline.report.tables import wide_console
     from paceline.text import rate
@@ -57,10 +56,9 @@ def command(folder: Path, as_json: bool) -> None:
             *("" if line[key] is None else format(line[key], style) for _, key, style in scores),
             "yes" if line["finished"] else f"no, {line['epochs']} epochs",
         )
-        # Text: a name with [brackets] is not rich's markup.
-        table.add_row(*(Text(cell) for cell in cells))
+        table.add_row(*cells)
     console = wide_console()
     console.print(table)
     for line in lines:
         for problem in line["problems"]:
-            console.print(Text(f"{line['name']}: {problem}"), soft_wrap=True)
+            console.print(f"{line['name']}: {problem}", soft_wrap=True)

@@ -169,10 +169,9 @@ def _show(result: Any, as_json: bool) -> None:
     if result.exit_code:
         click.echo(f"stopped and saved; continue with: paceline train --resume --run {result.run}")
         return
-    from rich.console import Console
-
+    from paceline.text import terminal
     from paceline.train.progress import summary_table
 
-    console = Console()
+    console = terminal()
     console.print(summary_table(result.summary))
     console.print(f"run directory: {result.run}", highlight=False, soft_wrap=True)

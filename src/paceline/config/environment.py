@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, shown
 from paceline.schema.rank import RankContext
 
 
@@ -27,6 +27,14 @@ def cache_root(environment: Mapping[str, str] = os.environ) -> Path:
         return Path(value).expanduser()
     base = environment.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "paceline"
+
+
+def amx_allowed(environment: Mapping[str, str] = os.environ) -> bool:
+    """False with PACELINE_AMX=off: AMX is then neither tried, nor described to oneDNN, nor used."""
+    value = environment.get("PACELINE_AMX", "auto")
+    if value not in ("auto", "off"):
+        raise ConfigError(f"PACELINE_AMX = {shown(value)} must be auto or off")
+    return value == "auto"
 
 
 def instruction_limit(environment: Mapping[str, str] = os.environ) -> str | None:
@@ -206,7 +214,13 @@ def slurm_allocation(environment: Mapping[str, str] = os.environ) -> Allocation 
     return Allocation(job=job, hosts=hosts, tasks=_number(environment, "SLURM_NTASKS", len(hosts)))
 
 
-AGENT_VARIABLES = ("PACELINE_DATA", "PACELINE_CACHE", "ONEDNN_MAX_CPU_ISA", "PYTHONPATH")
+AGENT_VARIABLES = (
+    "PACELINE_DATA",
+    "PACELINE_CACHE",
+    "PACELINE_AMX",
+    "ONEDNN_MAX_CPU_ISA",
+    "PYTHONPATH",
+)
 """What an agent needs of the launcher's environment: ssh gives a fresh one."""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import json
 import os
 import selectors
 import signal
@@ -27,6 +26,7 @@ from paceline.errors import WorkerError
 from paceline.launch.signals import handled
 from paceline.run import RunDirectory
 from paceline.schema import NodePlan, RankContext
+from paceline.schema.plain import read_json_file
 
 if TYPE_CHECKING:
     from paceline.local.board import Board
@@ -227,8 +227,8 @@ def _reports(ranks: Ranks) -> list[dict[str, Any]]:
     reports = []
     for number in range(len(ranks.processes)):
         path = ranks.run.rank(ranks.first + number) / "error.json"
-        with contextlib.suppress(OSError, json.JSONDecodeError):
-            report = json.loads(path.read_text())
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            report = read_json_file(path)
             if report["message"] != "another rank failed":
                 reports.append(report)
     return reports

@@ -31,7 +31,17 @@ from paceline.plan.candidates import candidate, structures, variants
 from paceline.plan.choose import decision, explain
 from paceline.references import is_reference
 from paceline.run import RunDirectory
-from paceline.schema import Candidate, Config, NodePlan, Race, encode, read_json, write_json
+from paceline.schema import (
+    Candidate,
+    Config,
+    NodePlan,
+    Plan,
+    Race,
+    decode,
+    encode,
+    read_json,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from paceline.train.parts import Given, Parts
@@ -65,7 +75,7 @@ def run_race(request: RaceRequest) -> tuple[Race, bool]:
     if request.thorough:
         return _race(request), False
     if request.given is None and not request.again and stored.exists():
-        kept = _kept(stored)
+        kept = kept_race(stored)
         if kept is not None and (kept.busy <= BUSY or busy_cores() > BUSY):
             return kept, True
         if kept is not None:
@@ -80,11 +90,17 @@ def run_race(request: RaceRequest) -> tuple[Race, bool]:
     return race, False
 
 
-def _kept(stored: Path) -> Race | None:
+def kept_race(stored: Path) -> Race | None:
+    """A race of the cache; None where it is another version's, or damaged: race anew."""
     try:
-        return read_json(Race, stored)
+        race = read_json(Race, stored)
+        for chosen in (entry for entry in race.candidates if entry.chosen):
+            numerics = {key: getattr(chosen, key) for key in ("precision", "memory_format")}
+            decode(Plan, {**numerics, "batch_size": race.batch_size})  # what it will be trained by
+            return race
     except PacelineError:
-        return None  # written by another version: race anew
+        pass
+    return None
 
 
 def fingerprint(request: RaceRequest) -> str:

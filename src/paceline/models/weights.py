@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from paceline.errors import ModelError
+from paceline.errors import ModelError, shortened
 from paceline.models.extra_state import load_model
 
 __all__ = ["freeze_body", "head_name", "load_weights"]
@@ -67,9 +67,9 @@ def _stay_in_evaluation(layer: nn.Module, mode: bool = True) -> nn.Module:
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ModelError(f"there is no weights file {str(path)!r}: give the path of one")
-    with path.open("rb") as file:
-        start = file.read(9)
     try:
+        with path.open("rb") as file:
+            start = file.read(9)
         # Safetensors begins with a length of 8 bytes and a JSON object.
         if path.suffix == ".safetensors" or start[8:9] == b"{":
             return load_model(path)
@@ -82,7 +82,7 @@ def _read(path: Path) -> dict[str, Any]:
     except ModelError:
         raise
     except Exception as error:  # what torch raises for a damaged file can be nearly anything
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = shortened(str(error).splitlines()[0] if str(error) else type(error).__name__)
         raise ModelError(
             f"weights file {str(path)!r} cannot be read ({reason}): it is damaged or neither"
             " safetensors nor a torch file; fetch it again"

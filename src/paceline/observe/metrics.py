@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -10,6 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from paceline.errors import shown
+from paceline.schema.plain import parse_json
+
+_LINE_NUMBERS: Final = (
+    "epoch",
+    "seconds",
+    "read_seconds",
+    "update_seconds_median",
+    "images_per_second",
+)
+"""What lines are sorted and summed up by."""
 
 
 @dataclass
@@ -125,13 +138,20 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         return []
     lines = []
     for text in path.read_text(errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(line, dict) and type(line.get("epoch")) is int:
-            lines.append(line)
+        with contextlib.suppress(ValueError):
+            lines.append(_whole_line(parse_json(text)))
     return lines
+
+
+def _whole_line(line: Any) -> dict[str, Any]:
+    """A line that `totals` can sum up; ValueError where it has other things than numbers."""
+    if not isinstance(line, dict):
+        raise ValueError(f"it is {shown(line)}, not a table of keys")
+    for key in (*_LINE_NUMBERS, *EXCHANGE_KEYS):
+        value = line.get(key, None if key == "epoch" else 0)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ValueError(f"{key} is {shown(value)}, not a number")
+    return line
 
 
 EXCHANGE_KEYS: Final = (
@@ -172,7 +192,8 @@ def totals(lines: Sequence[Mapping[str, Any]], *, open_seconds: float) -> dict[s
     last = lines[-1] if lines else {}
 
     def median(key: str) -> float:
-        return statistics.median(line[key] for line in lines) if lines else 0.0
+        values = [line[key] for line in lines if key in line]
+        return statistics.median(values) if values else 0.0
 
     exchanged = {
         key: sum(line[key] for line in lines)
@@ -181,7 +202,7 @@ def totals(lines: Sequence[Mapping[str, Any]], *, open_seconds: float) -> dict[s
     }
     return {
         **exchanged,
-        "read_seconds": open_seconds + sum(line["read_seconds"] for line in lines),
+        "read_seconds": open_seconds + sum(line.get("read_seconds", 0.0) for line in lines),
         "update_seconds_median": median("update_seconds_median"),
         "epoch_seconds_median": median("seconds"),
         "images_per_second": median("images_per_second"),

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.errors import ConfigError, RunDirectoryError
+from paceline.errors import ConfigError, RunDirectoryError, shortened
 from paceline.schema.codec import decode, encode
 from paceline.schema.config import Config, Train
+from paceline.schema.plain import read_json_file
 from paceline.schema.schedule import first_other_rate
 
 FORMAT = 2
@@ -112,7 +113,7 @@ def read_state(path: Path) -> TrainState:
     One that is older than sums (`format` 1) is read as it is: whoever asks says so.
     """
     try:
-        data = json.loads((path / "state.json").read_text())
+        data = read_json_file(path / "state.json")
         state = decode(TrainState, data)
         if "digest" in data or state.format != 1:
             _verify(path, data, state)
@@ -120,7 +121,8 @@ def read_state(path: Path) -> TrainState:
             epoch, step = divmod(state.position.update, -(-state.samples // state.batch_size))
             state = replace(state, position=replace(state.position, epoch=epoch, step=step))
     except (OSError, ValueError, ConfigError) as error:
-        raise RunDirectoryError(f"the checkpoint {path} is damaged ({error})") from None
+        reason = shortened(str(error))
+        raise RunDirectoryError(f"the checkpoint {path} is damaged ({reason})") from None
     return state
 
 

@@ -27,7 +27,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from paceline.errors import RunDirectoryError, StorageError, UnsupportedError
+from paceline.errors import RunDirectoryError, StorageError, UnsupportedError, shortened
 from paceline.local.base import OptimizerState
 from paceline.local.packing import NESTED, CannotPackError, pack, unpack
 from paceline.models.extra_state import load_model, separate
@@ -104,7 +104,7 @@ class Checkpoints:
         except (OSError, ValueError, LookupError, SafetensorError, RunDirectoryError) as error:
             reason = str(error)
             if not isinstance(error, RunDirectoryError):
-                reason = f"the checkpoint {path} is damaged ({error})"
+                reason = f"the checkpoint {path} is damaged ({shortened(str(error))})"
             raise RunDirectoryError(
                 f"{reason}: `paceline train --resume` goes on from the newest one that is not"
             ) from None

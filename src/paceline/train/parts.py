@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from paceline import data, models
-from paceline.config.environment import cache_root, data_root
+from paceline.config.environment import amx_allowed, cache_root, data_root
 from paceline.data.base import DataRequest, Dataset
 from paceline.errors import ConfigError, DataError, ModelError, PacelineError, UserError
 from paceline.local.base import Loss, OptimizerFactory
@@ -41,7 +41,7 @@ class Parts:
 def make_parts(config: Config, given: Given | None = None) -> Parts:
     """Open the data and make the factories that the configuration names."""
     given = given or Given()
-    if config.numerics.precision != "fp32":
+    if config.numerics.precision != "fp32" and amx_allowed():
         describe_tiles()  # every process comes by here before it computes
     custom = given.optimizer
     if custom is None and ":" in config.optimizer.name:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from paceline.text import rate
+from paceline.text import rate, terminal
 
 LINE_SECONDS = 10.0
 """Plain output says something at least this often in a long epoch."""
@@ -159,7 +159,7 @@ def make_view(*, silent: bool = False) -> View:
     """The view that fits where the output goes."""
     if silent:
         return SilentView()
-    console = Console()
+    console = terminal()
     return LiveView(console) if console.is_terminal else PlainView()
 
 
