@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import json
 from dataclasses import dataclass
@@ -80,9 +79,7 @@ class Meeting:
         if self._group is not None:
             return Link(self._group, worker if serves else server, traffic, patience=patience)
         # A store of its own: a store serves one caller at a time, and this one may wait long.
-        store = open_store(
-            dataclasses.replace(self.context, has_store=True), deadline=self.deadline
-        )
+        store = open_store(self.context, deadline=self.deadline, serves=False)
         group = gloo_group(
             PrefixStore(f"pair-{server}-{worker}-{arrival}", store),
             self.context,
@@ -95,4 +92,6 @@ class Meeting:
         """Leave."""
         if self._group is not None:
             self._group.shutdown()
+        if self._store is not None:
+            self._store.close()
         self._group = self._store = None
