@@ -12,8 +12,10 @@ from torch._C._distributed_c10d import PrefixStore
 
 from paceline.errors import ConfigError
 from paceline.exchange.network import Network
+from paceline.exchange.proving import prove_members
 from paceline.exchange.store import SecureStore
 from paceline.schema import RankContext
+from paceline.secure.sealing import Sealing
 
 
 def open_network(context: RankContext, hosts: Sequence[str], *, deadline: float) -> Network:
@@ -29,7 +31,7 @@ def open_network(context: RankContext, hosts: Sequence[str], *, deadline: float)
         )
     timeout = datetime.timedelta(seconds=deadline)
     store = open_store(context, deadline=deadline)
-    group = gloo_group(PrefixStore("nodes", store), context, timeout)
+    group, _ = gloo_group("nodes", store, context, timeout)
     return Network(group, hosts, backend=context.backend, store=store)
 
 
@@ -62,9 +64,13 @@ def open_watch_store(context: RankContext, *, deadline: float) -> SecureStore:
 
 
 def gloo_group(
-    store: Any, context: RankContext, timeout: datetime.timedelta, members: tuple[int, int] = (0, 0)
-) -> Any:
-    """Gloo on the interface by which this host reaches the first node.
+    name: str,
+    store: SecureStore,
+    context: RankContext,
+    timeout: datetime.timedelta,
+    members: tuple[int, int] = (0, 0),
+) -> tuple[Any, dict[int, Sealing]]:
+    """Gloo on the interface by which this host reaches the first node, and what seals each pair.
 
     `members`: this member's number and how many there are, where they are not all nodes.
     """
@@ -72,7 +78,9 @@ def gloo_group(
     options._timeout = timeout
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address(context))]
     rank, size = members if members[1] else (context.node, context.nodes)
-    return dist.ProcessGroupGloo(store, rank, size, options)
+    group = dist.ProcessGroupGloo(PrefixStore(name, store), rank, size, options)
+    others = [other for other in range(size) if other != rank]
+    return group, prove_members(group, rank, others, context.secret, name)
 
 
 def own_address(context: RankContext) -> str:
