@@ -258,10 +258,14 @@ class SecureStore(Store):
                         raise RuntimeError(str(answer["error"]))
                     return answer
                 if not is_open:
-                    self._line = None
-                    line.close()
+                    self._leave(line)
                     raise RuntimeError("the connection to the store was lost")
+            self._leave(line)  # an answer that comes later would be taken for the next one's
             raise RuntimeError("timed out waiting for the store")
+
+    def _leave(self, line: Line) -> None:
+        self._line = None
+        line.close()
 
     # --- torch's interface --------------------------------------------------------
 

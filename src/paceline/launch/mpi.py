@@ -64,7 +64,7 @@ class MpiEngine(Engine):
         if found is None:
             raise UserError(
                 "engine 'mpi' needs mpiexec, and there is none beside this Python or on PATH:"
-                " pip install 'paceline[mpi]' brings Open MPI, or use --engine torchrun"
+                " pip install 'paceline[mpi]' brings Open MPI, or use --engine ssh"
             )
         self.mpiexec = found
         self.root = os.getuid() == 0 if root is None else root
