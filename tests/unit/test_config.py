@@ -305,10 +305,19 @@ def test_missing_key_is_named() -> None:
 
 def test_rank_context_from_the_environment() -> None:
     context = RankContext(
-        rank=3, world_size=8, local_rank=1, local_size=2, node=1, nodes=4, port=29500, backend="mpi"
+        rank=3,
+        world_size=8,
+        local_rank=1,
+        local_size=2,
+        node=1,
+        nodes=4,
+        port=29500,
+        backend="mpi",
+        secret="0123456789abcdef",
     )
     assert rank_context(rank_environment(context)) == context
     assert rank_context({}) == RankContext()
+    assert "0123456789abcdef" not in repr(context)
     with pytest.raises(ConfigError, match="PACELINE_RANK = 'x' must be a whole number"):
         rank_context(rank_environment(context) | {"PACELINE_RANK": "x"})
     assert (context.replica(2), context.stage(2), context.is_first) == (0, 1, False)

@@ -30,7 +30,7 @@ def test_measuring_over_loopback() -> None:
 def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    assert measure("127.0.0.1", port, "secret", 0.05) == {"error": "Connection refused"}
+    assert "Connection refused" in measure("127.0.0.1", port, "secret", 0.05)["error"]
 
 
 def full(names: str, **changed: tuple[float, float]) -> tuple[Link, ...]:

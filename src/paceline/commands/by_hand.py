@@ -22,6 +22,7 @@ from paceline.plan import refuse_options_without_strategy
 from paceline.plan.together import NodeSite, plan_as_asked, plan_from_races, race_batches
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, Race, RankContext, decode, encode, write_json
+from paceline.secure.sealing import new_secret
 
 if TYPE_CHECKING:
     from paceline.api import Result, Start
@@ -35,6 +36,13 @@ def train_by_hand(started: Started, begin: Callable[[], Start]) -> Result | None
     `begin` makes the run directory; only the first process calls it.
     """
     meeting = open_meeting(started)
+    try:
+        return _meet(meeting, begin)
+    finally:
+        meeting.close()
+
+
+def _meet(meeting: Meeting, begin: Callable[[], Start]) -> Result | None:
     start: Start | None = None
     opening: dict[str, Any] = {}
     if meeting.rank == 0:
@@ -72,6 +80,7 @@ def _work(meeting: Meeting, start: Start | None, opening: dict[str, Any]) -> Res
         port=port,
         # MPI belongs to this process: ranks that it starts itself cannot speak it.
         backend="gloo" if several else meeting.backend,
+        secret=opening["secret"],
     )
     return _train(meeting, start, config, plan, context, opening)
 
@@ -87,6 +96,7 @@ def _opening(start: Start) -> dict[str, Any]:
         "marker": marker,
         "plan": encode(start.plan) if start.plan is not None else None,
         "again": start.again,
+        "secret": new_secret(),
     }
 
 
@@ -145,11 +155,13 @@ def _train(
         write_json(start.run.plan, plan)
         start.say(f"{meeting.size} nodes, over {context.backend}")
         meeting.share(True)
+        meeting.close()
         from paceline import api
 
         code = run_node(RunDirectory(start.run.path.resolve()), context, silent=start.silent)
         return api.Result(run=start.run.path, summary=api.summary_of(start.run), exit_code=code)
     meeting.share()
+    meeting.close()
     path = Path(opening["run"])
     marker = path / MARKER
     if marker.is_file() and marker.read_text() == opening["marker"]:

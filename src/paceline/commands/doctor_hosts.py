@@ -72,7 +72,7 @@ def _different_mpi(found: Inspection) -> list[str]:
     having = next(name for name, kind in kinds.items() if kind)
     return [
         f"host {name} has {kind or 'no MPI'} but {having} has {kinds[having]}: training goes by"
-        " torchrun over Gloo; install the same on all hosts to use --engine mpi"
+        " ssh over Gloo; install the same on all hosts to use --engine mpi"
         for name, kind in kinds.items()
         if kind != kinds[having]
     ]

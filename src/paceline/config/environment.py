@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -12,6 +13,8 @@ from typing import Literal
 
 from paceline.errors import ConfigError, shown
 from paceline.schema.rank import RankContext
+from paceline.secure.files import read_private, write_private
+from paceline.secure.sealing import checked_secret, new_secret
 
 
 def data_root(environment: Mapping[str, str] = os.environ) -> Path | None:
@@ -74,7 +77,7 @@ def rank_context(environment: Mapping[str, str] = os.environ) -> RankContext:
         address=environment.get("PACELINE_ADDRESS", "127.0.0.1"),
         port=number("PACELINE_PORT"),
         backend=environment.get("PACELINE_BACKEND", "gloo"),
-        has_store=environment.get("PACELINE_HAS_STORE", "0") == "1",
+        secret=shared_secret(environment) if number("PACELINE_NODES") > 1 else "",
     )
 
 
@@ -90,8 +93,7 @@ def rank_environment(context: RankContext) -> dict[str, str]:
         "PACELINE_ADDRESS": context.address,
         "PACELINE_PORT": str(context.port),
         "PACELINE_BACKEND": context.backend,
-        "PACELINE_HAS_STORE": str(int(context.has_store)),
-    }
+    } | ({SECRET: context.secret} if context.secret else {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,13 +236,31 @@ def use_variables(variables: Mapping[str, str]) -> None:
     os.environ.update({name: variables[name] for name in AGENT_VARIABLES if name in variables})
 
 
-TOKEN = "PACELINE_TOKEN"
-"""By which agents show the launcher that it was who had them started."""
+SECRET = "PACELINE_SECRET"
+"""By which processes of one run prove to each other that they belong to it."""
 
 
-def take_token() -> str:
-    """The token, which is then gone from this process's environment and that of its children."""
-    return os.environ.pop(TOKEN, "")
+def take_secret() -> str:
+    """The secret, which is then gone from this process's environment and that of its children."""
+    return os.environ.pop(SECRET, "")
+
+
+def shared_secret(environment: Mapping[str, str] = os.environ) -> str:
+    """PACELINE_SECRET, or the key in the user's cache folder, which only the user can read.
+
+    For processes that no launcher of ours has started: hosts with one home folder have the same.
+    """
+    if given := environment.get(SECRET, ""):
+        return checked_secret(given)
+    path = cache_root(environment) / "secret"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f".secret-{new_secret()[:16]}")
+        write_private(new, new_secret())
+        with contextlib.suppress(FileExistsError):
+            os.link(new, path)  # whole, or not at all: another process may do the same
+        new.unlink()
+    return checked_secret(read_private(path))
 
 
 def agent_node(environment: Mapping[str, str] = os.environ) -> int | None:

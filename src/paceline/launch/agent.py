@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.environment import (
+    SECRET,
     agent_node,
     cache_root,
     child_environment,
     inherited_descriptors,
     local_place,
     rank_environment,
-    take_token,
+    take_secret,
 )
 from paceline.exchange.losses import leave_word
 from paceline.launch.carry import Carrier
@@ -181,6 +182,7 @@ class Agent:
             address=message["address"],
             port=message["port"],
             backend=message["backend"],
+            secret=message["secret"],
         )
         words = ["paceline.measure.links", json.dumps(names)]
         self.start_child("links", words, rank_environment(context), collect=True)
@@ -208,6 +210,7 @@ class Agent:
             address=message["address"],
             port=message["port"],
             backend=message["backend"],
+            secret=message["secret"],
         )
         for stale in ("error.json", "plan.json", "lost.jsonl"):
             (self.run.path / f"node-{self.node}" / stale).unlink(missing_ok=True)
@@ -383,19 +386,21 @@ def main(arguments: list[str] | None = None) -> int:
     if node is None:
         print("paceline: an agent must know its node: give --node", file=sys.stderr)
         return 2
-    token = take_token()
+    secret = take_secret()
     # The launcher decides who hears of Ctrl-C; whoever sends SIGTERM means it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     leave_tidily()
+    if not secret:
+        print(f"paceline: an agent must be told the run's secret: {SECRET}", file=sys.stderr)
+        return 2
     places = [word.rpartition(":") for word in options.to.split(",")]
     try:
-        channel = connect([(address, int(port)) for address, _, port in places])
+        channel = connect([(address, int(port)) for address, _, port in places], secret)
     except ConnectionError as error:
         print(f"paceline: node {node} on {platform.node()}: {error}", file=sys.stderr)
         return 1
     channel.send(
         "hello",
-        token=token,
         node=node,
         host=platform.node(),
         cores=visible_cores(),

@@ -23,6 +23,8 @@ from paceline.run import RunDirectory
 from paceline.schema import Plan, Race, decode, encode, write_json
 from paceline.schema.hosts import Host, Hosts, Place
 from paceline.schema.machines import Machines
+from paceline.secure.addresses import own_addresses
+from paceline.secure.sealing import new_secret
 
 START_SECONDS = 120.0
 """Every agent must have come by then, counted from when the engine could start them."""
@@ -63,7 +65,10 @@ class Session:
     def __init__(self, order: Order, engine: Engine) -> None:
         self.order, self.engine = order, engine
         self.places: tuple[Place, ...] = order.hosts.places
-        self.control = Control(len(self.places))
+        hosts = [place.host.network_address for place in self.places]
+        # Where the engine chooses the hosts, nobody knows yet from where they will call.
+        self.addresses = own_addresses() if engine.places_nodes else addresses_towards(hosts)
+        self.control = Control(len(self.places), self.addresses)
         self.signals = Received()
         self.marker = secrets.token_hex(16)
         self.identity = self.marker[:16]
@@ -113,12 +118,11 @@ class Session:
 
     def start(self) -> None:
         """Have the engine start one agent per node."""
-        hosts = [place.host.network_address for place in self.places]
         launch = Launch(
             places=self.places,
-            addresses=tuple(addresses_towards(hosts)),
+            addresses=tuple(self.addresses),
             port=self.control.port,
-            token=self.control.token,
+            secret=self.control.secret,
             run=self.order.run.path.resolve(),
             name=decode_name(self.order.config),
             network=self.order.network,
@@ -196,6 +200,7 @@ class Session:
             address=self.places[0].host.network_address,
             port=self.free_port(),
             backend=backend,
+            secret=new_secret(),
         )
         answers = self.await_all("links", "measuring the network", None)
         return [decode(Machines, answer["links"]) for _, answer in sorted(answers.items())]
@@ -224,6 +229,7 @@ class Session:
             "address": self.places[0].host.network_address,
             "port": self.free_port(),
             "backend": self.engine.backend,
+            "secret": new_secret(),
             "program": self.order.program,
             "silent": self.order.silent,
         }
