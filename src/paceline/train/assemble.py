@@ -14,6 +14,7 @@ from paceline.exchange.base import Exchange, Memory, Setting
 from paceline.exchange.memory import ENTRY, gathered, of_node
 from paceline.exchange.network import Network
 from paceline.exchange.partition import Partition
+from paceline.exchange.splittable import look_at
 from paceline.local.base import Job, LocalStrategy, OptimizerState
 from paceline.local.board import Arena, Board
 from paceline.run import RunDirectory
@@ -113,6 +114,8 @@ def make_partition(task: Task, parts: Parts) -> Partition | None:
         plan.feature_layers,
         [node.share for node in plan.nodes],
         plan.batch_size,
+        # A model of its own: the one that is trained must not have been run before.
+        look_at(parts.build_model(), parts.trial()),
     )
 
 
