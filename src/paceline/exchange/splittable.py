@@ -342,8 +342,8 @@ class Retired(nn.Parameter):
                 return func(*args, **(kwargs or {}))
         names = [t.__dict__["layer"] for t in _tensors((args, kwargs)) if isinstance(t, cls)]
         raise UnsupportedError(
-            f"the layer {names[0]!r} is split over nodes, but the model or its loss uses its weights"
-            " outside the layer, or calls it by another reference: name other layers in"
+            f"the layer {names[0]!r} is split over nodes, but the model or its loss uses its"
+            " weights outside the layer, or calls it by another reference: name other layers in"
             " exchange.layers, or use exchange.partition = 'none'"
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import time
 from dataclasses import astuple, dataclass
 from enum import IntEnum
@@ -33,6 +34,7 @@ class Kind(IntEnum):
     DONE = 7
     ALIVE = 8
     MIX = 9
+    SEED = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,10 @@ class LostError(Exception):
     """The other end of a connection is gone."""
 
 
+class BadMessageError(Exception):
+    """What a node has sent is not what it should be; the words go on after its name."""
+
+
 class Link:
     """One end of the connection of a worker and a server."""
 
@@ -121,6 +127,8 @@ class Link:
         """The next request."""
         values = self.receive(torch.empty(_REQUEST, dtype=torch.float64)).tolist()
         kind, update, sequence, rate, samples, total, stop, joins, length, *told = values
+        if not all(map(math.isfinite, (kind, update, sequence, samples, total, length))):
+            raise BadMessageError("sent a request whose numbers are not finite")
         return Request(
             kind=int(kind),
             update=int(update),

@@ -12,12 +12,15 @@ from paceline import local
 from paceline.data.feed import Batch
 from paceline.errors import DivergedError, RunDirectoryError, StorageError
 from paceline.exchange.network import Traffic
+from paceline.local.base import OptimizerState
 from paceline.local.memory import keep_freed_memory
 from paceline.observe.metrics import Tally, exchange_counts, exchange_line, totals
 from paceline.observe.recorder import Recorder
 from paceline.schema import write_json
 from paceline.train.assemble import (
     Task,
+    agreed_checkpoint,
+    beginning_of,
     loss_total,
     make_feed,
     make_job,
@@ -57,6 +60,7 @@ def _train(task: Task, recorder: Recorder) -> Outcome:
     use_deterministic(task.config.train.deterministic)
     parts = make_parts(task.config, task.given)
     opened = time.perf_counter() - start
+    task = dataclasses.replace(task, checkpoint=agreed_checkpoint(task))
     trainer = Trainer(task, parts, recorder, started=start)
     try:
         trainer.resume()
@@ -93,6 +97,8 @@ class Trainer:
         self.traffic = Traffic()
         self.goal = Goal(self.config.train.until)
         self.saved_at = -1
+        self.resumed: OptimizerState = {}
+        """What the optimizer goes on from, until training begins."""
         self.losses = LossWatch()
         self.started = started
 
@@ -329,15 +335,18 @@ class Trainer:
         """Meet the other nodes; one that joins a training goes on where that is."""
         if self.job.exchange is None:
             return
-        update = self.job.exchange.start(self.position.update)
+        beginning = beginning_of(self.strategy, self.position.update, self.resumed)
+        update = self.job.exchange.start(beginning)
+        self.resumed = {}
         if update != self.position.update:
             epoch, step = divmod(update, self.feed.sampler.steps_per_epoch)
             self.position = Position(epoch=epoch, step=step, update=update)
 
     def resume(self) -> None:
         """Go on from the newest checkpoint, if there is one."""
-        newest = self.checkpoints.newest()
+        newest = self.task.checkpoint
         if newest is None:
+            self.strategy.spread_buffers()
             return
         state, model, optimizer = self.checkpoints.load(newest)
         here = (self.feed.sampler.batch_size, self.feed.sampler.samples)
@@ -347,7 +356,9 @@ class Trainer:
                 f" this run has batch {here[0]} on {here[1]}: a run is continued with what it began"
             )
         self.strategy.load_weights(model)
+        self.strategy.spread_buffers()  # also those that no checkpoint has
         self.strategy.load_optimizer_state(optimizer)
+        self.resumed = optimizer
         self.position, self.saved_at = state.position, state.position.update
         self.started -= state.seconds
         self.goal.best, self.goal.since_best = state.best_accuracy, state.since_best

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paceline.exchange.agreement import broadcast_tensors
 from paceline.local.board import Board
 from paceline.schema import RankContext
 
@@ -73,8 +74,7 @@ class Team:
     def share_buffers(self, model: nn.Module) -> None:
         """Give the leaders of all nodes the first node's buffers (running statistics)."""
         if self.network is not None:
-            for buffer in model.buffers():
-                self.network.broadcast(buffer, 0, "the buffers")
+            broadcast_tensors(self.network, model.buffers(), "the buffers")
 
     def request_stop(self) -> None:
         """Called from a signal handler: stop soon, all at the same update."""
