@@ -84,7 +84,7 @@ def train_apart(
         ([sys.executable, "-c", _NODE, str(folder)], _environment(node, len(nodes), port, "gloo"))
         for node, folder in enumerate(folders)
     ]
-    run_all(commands, 90.0)
+    run_all(commands, 100.0)
     return state(folders[0])
 
 

@@ -19,7 +19,7 @@ from paceline.exchange.network import Traffic
 from paceline.exchange.seed import Seed, read_note, receive_seed
 from paceline.exchange.shard import Shard
 from paceline.exchange.staleness import Staleness, rate_correction
-from paceline.exchange.validation import check_finite
+from paceline.exchange.validation import check_push
 from paceline.exchange.wire import Answer, BadMessageError, Kind, Link, Request
 from paceline.schema import ExchangeSettings
 
@@ -234,7 +234,7 @@ class Answering:
         with self.duty.moving():
             for first, last in self.shard.pieces:
                 link.receive(member.gradient[first:last])
-        check_finite(member.gradient, f"a gradient for update {request.update + 1}")
+        check_push(request, member.gradient)
         with self._turn:
             self._tell(request)
             if not (self.synchronous and request.update < self.version):  # not overtaken

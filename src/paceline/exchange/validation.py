@@ -45,14 +45,17 @@ def check_request(request: Request, elements: int) -> None:
             raise BadMessageError(
                 f"announced a gradient of {request.length} elements where the server has {elements}"
             )
-        if not request.samples >= 0 or request.total <= 0:
-            raise BadMessageError(
-                f"announced a gradient of {request.samples} samples of {request.total}"
-            )
-        if not (math.isfinite(request.rate) and request.rate >= 0):
-            raise BadMessageError(f"announced a gradient at the rate {request.rate}")
     elif request.length > most:
         raise BadMessageError(f"announced {request.length} elements, more than {most}")
+
+
+def check_push(request: Request, gradient: torch.Tensor) -> None:
+    """Refuse a gradient that has come, if it or what was said of it makes no sense."""
+    if request.samples < 0 or request.total <= 0:
+        raise BadMessageError(f"sent a gradient of {request.samples} samples of {request.total}")
+    if not (math.isfinite(request.rate) and request.rate >= 0):
+        raise BadMessageError(f"sent a gradient at the rate {request.rate}")
+    check_finite(gradient, f"a gradient for update {request.update + 1}")
 
 
 def check_word(word: Any, numbers: tuple[str, ...]) -> None:

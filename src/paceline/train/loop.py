@@ -208,8 +208,11 @@ class Trainer:
         rate = self.config.optimizer.learning_rate * self.rate_factor
         newest = self.checkpoints.newest()
         kept = f"the newest checkpoint is {newest}" if newest else "there is no checkpoint yet"
+        where = ""
+        if self.task.context.nodes > 1:  # every node computes the loss of its own samples
+            where = f" on {self.task.plan.nodes[self.task.context.node].host}"
         return (
-            f"the loss became {loss:g} at update {self.position.update + 1} (epoch"
+            f"the loss{where} became {loss:g} at update {self.position.update + 1} (epoch"
             f" {self.position.epoch + 1}, learning rate {rate:g}): lower optimizer.learning_rate,"
             f" raise optimizer.warmup, or set optimizer.clip_norm; {kept}"
         )
