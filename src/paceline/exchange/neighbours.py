@@ -118,7 +118,7 @@ class Neighbours(Network):
                 self._seed = None
 
     def begin(self, mixture: Mixture) -> None:
-        """Start to mix; nobody is waited for."""
+        """Start to mix; nobody is waited for any more."""
         self._mixture = mixture
         for node in range(self.rank + 1, self.size):
             self._start(lambda node=node: self._attend(node), f"answer-{node}")
