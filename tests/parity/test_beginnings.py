@@ -157,7 +157,7 @@ def test_a_checkpoint_that_only_the_first_node_has(name: str, alone, tmp_path: P
     folders = [tmp_path / f"node-{number}" for number in range(len(nodes))]
     for folder in folders:
         folder.mkdir()
-    shutil.copytree(first, folders[0], dirs_exist_ok=True)
+    shutil.copytree(first, folders[0], symlinks=True, dirs_exist_ok=True)
     shutil.copytree(older / "checkpoints", folders[1] / "checkpoints", symlinks=True)
     found = train_apart(folders, nodes, *sgd, *still, "train.epochs=2", exchange=exchange)
     if name == "hogwild":
@@ -176,7 +176,7 @@ class Shuffled(nn.Module):
     def __init__(self):
         super().__init__()
         names = ["first", "second"]
-        for name in names if os.environ.get("PACELINE_NODE") == "0" else reversed(names):
+        for name in reversed(names) if os.environ.get("PACELINE_NODE") == "1" else names:
             setattr(self, name, nn.Linear(784, 784))
         self.head = nn.Linear(784, 10)
     def forward(self, images):

@@ -251,17 +251,13 @@ class Neighbours(Network):
             self.roll.lose(node, "was lost", self._mixture.clock)
         except BadMessageError as bad:
             self.roll.lose(node, str(bad), self._mixture.clock)
-            self._refuse(link, f"node {node} on {self.hosts[node]} {bad}")
+            who = f"node {node} on {self.hosts[node]}"
+            self._refuse(link, bad.sentence(who, self.hosts[self.rank]))
         finally:
             self._needs_seed_no_more(node)
             link.close()
 
-    def _refuse(self, link: Link, what: str) -> None:
-        text = (
-            f"{what}, which was refused (by {self.hosts[self.rank]}): its training has diverged"
-            " (lower optimizer.learning_rate, or set optimizer.clip_norm), or it runs another"
-            " version, or its memory is faulty"
-        )
+    def _refuse(self, link: Link, text: str) -> None:
         with contextlib.suppress(LostError):  # nobody is left to be told
             link.answer(Answer(failed=True, length=len(text.encode())))
             link.send_text(text)

@@ -109,12 +109,7 @@ class Server(Answering):
             self.lose(member, "was lost")
         except BadMessageError as bad:
             self.lose(member, str(bad))
-            self._refuse(
-                link,
-                f"{member.name} {bad}, which was refused (by {self.place.hosts[self.place.node]}):"
-                " its training has diverged (lower optimizer.learning_rate, or set"
-                " optimizer.clip_norm), or it runs another version, or its memory is faulty",
-            )
+            self._refuse(link, bad.sentence(member.name, self.place.hosts[self.place.node]))
         except EndedError as ended:
             self._refuse(link, str(ended) or self.failure or "the run has ended")
         except Exception as error:

@@ -12,6 +12,10 @@ import torch
 
 from paceline.exchange.wire import BadMessageError, Kind, Request
 
+DIVERGED = (
+    "its training has diverged (lower optimizer.learning_rate, raise optimizer.warmup, or set"
+    " optimizer.clip_norm), or its memory or processor is faulty"
+)
 MOST_TEXT = 64 * 2**20
 """Bytes of a text between nodes at most: notes of models are far shorter."""
 MOST_NUMBERS = 2**24
@@ -30,7 +34,9 @@ def check_finite(values: torch.Tensor, what: str) -> None:
     """Refuse NaN and infinite values."""
     if not is_finite(values):
         bad = int((~torch.isfinite(values)).sum())
-        raise BadMessageError(f"sent {what} of which {bad} of {values.numel()} are not finite")
+        raise BadMessageError(
+            f"sent {what} of which {bad} of {values.numel()} are not finite", DIVERGED
+        )
 
 
 def check_request(request: Request, elements: int) -> None:

@@ -88,6 +88,15 @@ class LostError(Exception):
 class BadMessageError(Exception):
     """What a node has sent is not what it should be; the words go on after its name."""
 
+    def __init__(self, words: str, remedy: str = "") -> None:
+        super().__init__(words)
+        self.remedy = remedy
+
+    def sentence(self, sender: str, host: str) -> str:
+        """What the sender is told by `host`, which has refused it."""
+        end = f": {self.remedy}" if self.remedy else ""
+        return f"{sender} {self} (refused by {host}){end}"
+
 
 class Link:
     """One end of the connection of a worker and a server."""

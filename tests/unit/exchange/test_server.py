@@ -167,7 +167,7 @@ def test_a_bad_push_is_refused_and_its_sender_named(cluster: Cluster, kind: str)
     for thread in threads:
         thread.join(60.0)
     assert isinstance(refused[0], WorkerError)
-    assert str(refused[0]).startswith(f"worker 1 on host-1 {words}, which was refused")
+    assert str(refused[0]).startswith(f"worker 1 on host-1 {words} (refused by host-3)")
     assert cluster.server.members[1].lost
     assert cluster.server.failure is None
     assert cluster.server.news[0].startswith(f"worker 1 on host-1 {words}")
