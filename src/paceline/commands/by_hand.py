@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.commands.partitioning import partitioned
 from paceline.config import dump_config
 from paceline.config.environment import Started
 from paceline.errors import PacelineError, UserError
@@ -126,7 +127,8 @@ def _plan(
             )
         return plan
     if config.local.strategy != "auto":
-        return plan_as_asked(config, sites, elementwise=":" not in config.optimizer.name)
+        asked = plan_as_asked(config, sites, elementwise=":" not in config.optimizer.name)
+        return _split(meeting, config, asked)
     from paceline import api
 
     batch = race_batches(config, sites)[meeting.rank]
@@ -138,7 +140,24 @@ def _plan(
     if start is not None:
         for rank, race in races.items():
             write_json(start.run.path / f"race-{sites[rank].host}-{rank}.json", race)
-    return plan_from_races(config, sites, races)
+    return _split(meeting, config, plan_from_races(config, sites, races))
+
+
+def _split(meeting: Meeting, config: Config, plan: Plan) -> Plan:
+    """The plan with the layers that are split over nodes, as the first process finds them."""
+    if config.exchange.partition == "none":
+        return plan
+    found: dict[str, Any] = {}
+    if meeting.rank == 0:
+        try:
+            found = {"plan": encode(partitioned(config, plan))}
+        except PacelineError as error:
+            meeting.share({"error": str(error)})
+            raise
+    found = meeting.share(found)
+    if "error" in found:  # the first process says it
+        raise SystemExit(UserError.exit_code)
+    return decode(Plan, found["plan"])
 
 
 def _train(

@@ -145,6 +145,11 @@ class Network:
         """What the run is doing, for messages: "update 12"."""
         self._lock = threading.Lock()
 
+    @property
+    def is_whole(self) -> bool:
+        """All nodes can sum and broadcast together; else there are connections of two alone."""
+        return self.group is not None
+
     def store(self, purpose: str) -> PrefixStore:
         """Where nodes can find each other for another group of theirs."""
         if self._store is None:

@@ -36,6 +36,7 @@ class Kind(IntEnum):
     ALIVE = 8
     MIX = 9
     PRESENT = 10
+    SEED = 11
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +104,8 @@ def read_request(body: bytes) -> Request:
             correct=told[1],
             seen=told[2],
         )
-    except (struct.error, OverflowError) as error:
-        raise ValueError(f"no request: {error}") from None
+    except (struct.error, OverflowError, ValueError) as error:
+        raise ValueError(f"no request ({error})") from None
 
 
 def read_answer(body: bytes) -> Answer:
@@ -131,6 +132,19 @@ def _length(value: float) -> int:
 
 class LostError(Exception):
     """The other end of a connection is gone."""
+
+
+class BadMessageError(Exception):
+    """What a node has sent is not what it should be; the words go on after its name."""
+
+    def __init__(self, words: str, remedy: str = "") -> None:
+        super().__init__(words)
+        self.remedy = remedy
+
+    def sentence(self, sender: str, host: str) -> str:
+        """What the sender is told by `host`, which has refused it."""
+        end = f": {self.remedy}" if self.remedy else ""
+        return f"{sender} {self} (refused by {host}){end}"
 
 
 class Link:
@@ -196,7 +210,7 @@ class Link:
         try:
             return read_request(self._receive_sealed(_REQUEST.size))
         except ValueError as error:
-            raise LostError(str(error)) from error
+            raise BadMessageError(f"sent {error}") from error
 
     def answer(self, answer: Answer) -> None:
         """Begin an answer."""

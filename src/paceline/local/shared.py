@@ -13,6 +13,7 @@ are asked for (see `rounded`); a mark tells for every rank and parameter what it
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -43,6 +44,13 @@ def memory_view(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         f"a parameter of shape {tuple(like.shape)} and strides {like.stride()} has no plain memory"
         " order: make it contiguous, or use local.strategy = 'threads'"
     )
+
+
+def model_digest(model: nn.Module) -> str:
+    """What two processes compare to know that they have built the same model, in the same order."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    rows = [[name, list(t.shape), str(t.dtype), t.requires_grad] for name, t in tensors]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 class SharedModel:
@@ -84,6 +92,13 @@ class SharedModel:
 
     def _adopt(self) -> None:
         """Make the parameters views of shared memory, with the first rank's values."""
+        digests = self.exchange_notes(model_digest(self.model))
+        if others := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
+            raise StrategyError(
+                f"the model of rank {others[0]} has other parameters or buffers than that of rank"
+                " 0, or has them in another order: build it alike in every process (a set has no"
+                " order, and sizes must not be drawn at random)"
+            )
         for name, parameter in self.parameters.items():
             place = self.place(self.weights, name)
             if self.board.rank == 0:

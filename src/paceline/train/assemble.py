@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
 
 from paceline import exchange
 from paceline.data.feed import Batch, Feed
 from paceline.data.sampler import GlobalSampler, apportion
 from paceline.errors import UnsupportedError
-from paceline.exchange.base import Exchange, Memory, Setting
+from paceline.exchange.agreement import agree_on_files, agree_on_model, rest_of
+from paceline.exchange.base import Beginning, Exchange, Memory, Setting
 from paceline.exchange.memory import ENTRY, gathered, of_node
 from paceline.exchange.network import Network
 from paceline.exchange.partition import Partition
+from paceline.exchange.splittable import look_at
 from paceline.local.base import Job, LocalStrategy, OptimizerState
 from paceline.local.board import Arena, Board
+from paceline.local.shared import model_digest
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, RankContext
 from paceline.train.checkpoint import Checkpoints
@@ -39,6 +46,8 @@ class Task:
     network: Network | None = None
     """The other nodes, on a node's leader; None when there is only one node."""
     view: View = dataclasses.field(default_factory=SilentView)
+    checkpoint: Path | None = None
+    """What the training goes on from; see `agreed_checkpoint`."""
 
 
 def make_job(task: Task, parts: Parts) -> Job:
@@ -46,7 +55,7 @@ def make_job(task: Task, parts: Parts) -> Job:
     config, plan = task.config, task.plan
     node = plan.nodes[task.context.node]
     return Job(
-        build_model=parts.build_model,
+        build_model=lambda: agreed_model(task, parts),
         loss=parts.loss,
         build_optimizer=parts.build_optimizer,
         elementwise=parts.elementwise,
@@ -66,6 +75,48 @@ def make_job(task: Task, parts: Parts) -> Job:
         partition=make_partition(task, parts),
         nodes=task.context.nodes,
         first_worker=first_worker(plan, task.context.node),
+    )
+
+
+def agreed_model(task: Task, parts: Parts) -> nn.Module:
+    """A model with the first node's weights and buffers, before anything is made of it.
+
+    Where nodes are connected in pairs alone, the exchange gives them those when it starts.
+    """
+    model = parts.build_model()
+    if task.network is not None and task.network.is_whole:
+        agree_on_model(task.network, model)
+    return model
+
+
+def agreed_checkpoint(task: Task) -> Path | None:
+    """The checkpoint that this rank goes on from: on every node the first node's newest."""
+    newest = Checkpoints(task.run.checkpoints, task.config.train.keep).newest()
+    if task.context.nodes == 1 or (task.network is not None and not task.network.is_whole):
+        return newest
+    word = task.run.path / f"node-{task.context.node}" / "resume.json"
+    if task.network is not None:
+        newest = agree_on_files(task.network, newest, word.parent)
+        word.parent.mkdir(exist_ok=True)
+        word.write_text(json.dumps(None if newest is None else str(newest)))
+    if task.board is not None:  # the node's other ranks read what its leader has found
+        task.board.barrier("the checkpoint")
+    found = json.loads(word.read_text())
+    return None if found is None else Path(found)
+
+
+def beginning_of(
+    strategy: LocalStrategy, update: int, optimizer: OptimizerState | None = None
+) -> Beginning:
+    """What this node begins with, if it hears of nothing else."""
+    model = strategy.model
+    return Beginning(
+        update=update,
+        named=[(name, p) for name, p in model.named_parameters() if p.requires_grad],
+        rest=rest_of(model),
+        optimizer=optimizer or {},
+        load_optimizer=strategy.load_optimizer_state,
+        model=model_digest(model),
     )
 
 
@@ -92,7 +143,7 @@ def make_exchange(task: Task) -> Exchange | None:
 def _saved_memory(task: Task) -> Memory:
     """What the newest checkpoint has of this exchange; nothing if there were other nodes then."""
     checkpoints = Checkpoints(task.run.checkpoints, task.config.train.keep)
-    newest = checkpoints.newest()
+    newest = task.checkpoint
     entries = {} if newest is None else checkpoints.load(newest)[2].get(ENTRY, {})
     nodes = {key.partition("/")[0] for key in entries}
     return of_node(entries, task.context.node) if len(nodes) == task.context.nodes else {}
@@ -113,6 +164,8 @@ def make_partition(task: Task, parts: Parts) -> Partition | None:
         plan.feature_layers,
         [node.share for node in plan.nodes],
         plan.batch_size,
+        # A model of its own: the one that is trained must not have been run before.
+        look_at(parts.build_model(), parts.trial()),
     )
 
 

@@ -25,6 +25,8 @@ from paceline.schema.codec import encode
 from paceline.schema.schedule import length_at
 from paceline.train.assemble import (
     Task,
+    agreed_checkpoint,
+    beginning_of,
     loss_total,
     make_feed,
     make_job,
@@ -64,6 +66,7 @@ def _train(task: Task, recorder: Recorder) -> Outcome:
     use_deterministic(task.config.train.deterministic)
     parts = make_parts(task.config, task.given)
     opened = time.perf_counter() - start
+    task = dataclasses.replace(task, checkpoint=agreed_checkpoint(task))
     trainer = Trainer(task, parts, recorder, started=start)
     try:
         trainer.check_goal()
@@ -103,6 +106,8 @@ class Trainer:
         self.goal = self.kept_goal = Goal(self.config.train.until)
         self.saved_at = -1
         self.unsaved = ""
+        self.resumed: OptimizerState = {}
+        """What the optimizer goes on from, until training begins."""
         self.losses = LossWatch()
         self.started = started
         check_model(self.strategy.model.state_dict())
@@ -213,8 +218,11 @@ class Trainer:
         rate = self.config.optimizer.learning_rate * self.rate_factor
         newest = self.checkpoints.newest()
         kept = f"the newest checkpoint is {newest}" if newest else "there is no checkpoint yet"
+        where = ""
+        if self.task.context.nodes > 1:  # every node computes the loss of its own samples
+            where = f" on {self.task.plan.nodes[self.task.context.node].host}"
         return (
-            f"the loss became {loss:g} at update {self.position.update + 1} (epoch"
+            f"the loss{where} became {loss:g} at update {self.position.update + 1} (epoch"
             f" {self.position.epoch + 1}, learning rate {rate:g}): lower optimizer.learning_rate,"
             f" raise optimizer.warmup, or set optimizer.clip_norm; {kept}"
         )
@@ -359,22 +367,27 @@ class Trainer:
 
     def begin(self) -> None:
         """Meet the other nodes; one that joins a training goes on where that is."""
-        if self.job.exchange is not None:
-            update = self.job.exchange.start(self.position.update)
-            if update != self.position.update:
-                epoch, step = divmod(update, self.feed.sampler.steps_per_epoch)
-                self.position = Position(epoch=epoch, step=step, update=update)
-        self.team.check_start(self.position.update)
+        if self.job.exchange is None:
+            return
+        beginning = beginning_of(self.strategy, self.position.update, self.resumed)
+        update = self.job.exchange.start(beginning)
+        self.resumed = {}
+        if update != self.position.update:
+            epoch, step = divmod(update, self.feed.sampler.steps_per_epoch)
+            self.position = Position(epoch=epoch, step=step, update=update)
 
     def resume(self) -> None:
         """Go on from the newest checkpoint, if there is one."""
-        newest = self.checkpoints.newest()
+        newest = self.task.checkpoint
         if newest is None:
+            self.strategy.spread_buffers()
             return
         state, model, optimizer = self.checkpoints.load(newest)
         check_continued(newest, state, self.config, sampler=self.feed.sampler)
         self.strategy.load_weights(model)
+        self.strategy.spread_buffers()  # also those that no checkpoint has
         self.strategy.load_optimizer_state(optimizer)
+        self.resumed = optimizer
         self.position, self.saved_at = state.position, state.position.update
         self.started -= state.seconds
         self.goal.best_accuracy, self.goal.best_loss = state.best_accuracy, state.best_loss

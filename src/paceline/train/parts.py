@@ -15,6 +15,7 @@ from paceline import data, models
 from paceline.config.environment import amx_allowed, cache_root, data_root
 from paceline.data.base import DataRequest, Dataset
 from paceline.errors import ConfigError, DataError, ModelError, PacelineError, UserError
+from paceline.exchange.splittable import SAMPLES, Trial
 from paceline.local.base import Loss, OptimizerFactory
 from paceline.local.cores import usable_cores
 from paceline.local.tiles import describe_tiles
@@ -36,6 +37,12 @@ class Parts:
     loss: Loss
     build_optimizer: OptimizerFactory
     elementwise: bool
+
+    def trial(self) -> Trial:
+        """A few samples and the loss, to see what a model does with its layers."""
+        count = min(SAMPLES, len(self.dataset.train))
+        inputs, targets = self.dataset.train.fetch(np.arange(count), epoch=0, augment=False)
+        return Trial(inputs=inputs, targets=targets, loss=self.loss)
 
 
 def make_parts(config: Config, given: Given | None = None) -> Parts:

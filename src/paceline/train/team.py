@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.errors import RunDirectoryError
+from paceline.exchange.agreement import broadcast_tensors
 from paceline.local.board import Board
 from paceline.schema import RankContext
 
@@ -71,22 +71,10 @@ class Team:
         elif self.board is not None:
             self.board.barrier(name)
 
-    def check_start(self, update: int) -> None:
-        """Nodes that begin at different updates would train another model."""
-        if self.context.nodes > 1 and self.is_steady:
-            found = self.sum_by_node(float(update if self.context.is_leader else 0), "start")
-            if len(set(found)) > 1:
-                raise RunDirectoryError(
-                    f"the nodes would go on from different updates ({[int(n) for n in found]}): a"
-                    " checkpoint of the run is missing or damaged on one of them; copy the newest"
-                    " one there, or remove what is newer on the others"
-                )
-
     def share_buffers(self, model: nn.Module) -> None:
         """Give the leaders of all nodes the first node's buffers (running statistics)."""
         if self.network is not None:
-            for buffer in model.buffers():
-                self.network.broadcast(buffer, 0, "the buffers")
+            broadcast_tensors(self.network, model.buffers(), "the buffers")
 
     def request_stop(self) -> None:
         """Called from a signal handler: stop soon, all at the same update."""
