@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
-from paceline.errors import PacelineError
+from paceline.errors import DataError, ModelError, PacelineError
+from paceline.local.gradient_hooks import refuse_shared_memory
 from paceline.local.single_pixel import use_single_pixels
 from paceline.local.tiles import check_bf16
 from paceline.schema import NodePlan, RankContext
@@ -49,8 +52,12 @@ class Job:
     clip_norm: float | None = None
     seed: int = 0
     sample_shape: tuple[int, ...] = ()
+    sample_type: torch.dtype | None = None
+    """Of one input as the data gives it; None where nobody has looked."""
     batch_size: int = 1
-    """Samples per global batch, the last and smaller one of an epoch aside."""
+    """Samples per batch of this node, the last and smaller one of an epoch aside."""
+    last_batch: int = 0
+    """Samples of that last one, where it is smaller; 0 if there is none."""
     board: Board | None = None
     """Shared by the ranks of a node; None when there is only one."""
     arena: Arena | None = None
@@ -102,6 +109,11 @@ class LocalStrategy(ABC):
     def workers(self) -> int:
         """Into how many parts the node's share is divided among ranks."""
         return 1
+
+    @property
+    def least(self) -> int:
+        """Fewest samples that a part of a batch may have, if it has any (see `least_part`)."""
+        return least_part(self.model)
 
     @property
     def reads_inputs(self) -> bool:
@@ -173,11 +185,28 @@ def layout(job: Job, tensor: torch.Tensor) -> torch.Tensor:
 
 def prepare_model(job: Job) -> nn.Module:
     """The model on its device, in its memory format, in training mode."""
-    model = job.build_model().to(job.device)
+    model = job.build_model()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise ModelError(
+                f"the shape of {name} is not known before the model has run (a lazy layer): run it"
+                " once on a sample where it is made, or give the layer its sizes"
+            )
+    model = model.to(job.device)
     use_single_pixels(model)
     if job.memory_format == "channels_last":
+        refuse_shared_memory(model, "numerics.memory_format = 'channels_last'")
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model.train()
+
+
+def least_part(model: nn.Module) -> int:
+    """Fewest samples that a worker's part may have: BatchNorm cannot normalise a single one.
+
+    >>> least_part(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))), least_part(nn.Linear(2, 2))
+    (2, 1)
+    """
+    return 2 if any(isinstance(layer, _BatchNorm) for layer in model.modules()) else 1
 
 
 def seed_step(seed: int, step: int, worker: int) -> None:
@@ -246,12 +275,28 @@ def _users_code(inputs: torch.Tensor, targets: torch.Tensor) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if len(targets) == 1 and is_about_one_sample(error):
+            raise DataError(one_sample(error)) from error
         if not isinstance(error, PacelineError):
             error.add_note(
                 f"raised by the model or the loss, on inputs of shape {list(inputs.shape)} and"
                 f" targets of shape {list(targets.shape)}"
             )
         raise
+
+
+def is_about_one_sample(error: BaseException) -> bool:
+    """Whether BatchNorm says that a single sample has no variance."""
+    return isinstance(error, ValueError) and "more than 1 value per channel" in str(error)
+
+
+def one_sample(error: BaseException) -> str:
+    """What to do where a whole batch is one sample that BatchNorm cannot normalise."""
+    return (
+        f"a batch of 1 sample cannot be normalised by BatchNorm ({error}): choose a"
+        " workload.batch_size that leaves no single sample at the end of an epoch, or leave one"
+        " sample out with data.limit"
+    )
 
 
 def scale_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from paceline.local.cut_graph import ModelGraph, Value, untouched
+from paceline.local.cut_graph import ModelGraph, Value
 from paceline.local.cutting import choose_cuts
+from paceline.local.faithful import untouched
 
 _ROUNDS = 3
 _SECONDS = 5.0

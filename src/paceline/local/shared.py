@@ -2,7 +2,7 @@
 
 Layout of the arena (every part starts on a cache line):
 
-    weights | gradients of rank 0 | ... | gradients of rank R-1 | rounded weights, marks |
+    weights | gradients of rank 0 | ... | gradients of rank R-1 | rounded weights | marks |
     buffers | notes
 
 Every rank has the whole module, and its parameters are views of `weights`, so
@@ -23,7 +23,10 @@ from torch import nn
 from paceline.errors import StrategyError
 from paceline.local.base import Job
 from paceline.local.board import Board
+from paceline.local.gradient_hooks import refuse_shared_memory
 
+ABSENT, FULL, HALF, NUMBER = range(4)
+"""What a rank publishes of a parameter: nothing, a tensor in fp32 or in bf16, one number."""
 LINE = 64
 _NOTE_BYTES = 8192
 
@@ -53,6 +56,7 @@ class SharedModel:
         self.board: Board = job.board
         self.parameters = dict(model.named_parameters())
         self.offsets: dict[str, int] = {}
+        refuse_shared_memory(model, "ranks that share their weights")
         elements = 0
         for name, parameter in self.parameters.items():
             if parameter.dtype is not torch.float32 or parameter.device.type != "cpu":
@@ -67,7 +71,7 @@ class SharedModel:
         floats = elements * (1 + self.board.ranks)
         notes = _NOTE_BYTES * self.board.ranks
         halves = elements if rounded else 0
-        marks = _padded(self.board.ranks * len(self.parameters), LINE) if rounded else 0
+        marks = _padded(self.board.ranks * len(self.parameters), LINE)
         memory = job.arena.allocate(floats * 4 + halves * 2 + marks + buffer_bytes + notes)
         every = torch.frombuffer(memory, dtype=torch.float32, count=floats)
         self.weights = every[:elements]
@@ -98,17 +102,13 @@ class SharedModel:
         """The region in which a rank publishes gradients, laid out like the weights."""
         return self._gradients[rank]
 
-    def published_in_bf16(self, rank: int, name: str) -> bool:
-        """Whether a rank's gradient of a parameter lies in its region in bf16, not in fp32."""
-        return bool(len(self._marks)) and bool(self._marks[self._mark(rank, name)])
+    def published(self, rank: int, name: str) -> int:
+        """In what form a rank has published its gradient of a parameter, if at all."""
+        return int(self._marks[rank * len(self.parameters) + self._indices[name]])
 
-    def say_published(self, name: str, kind: torch.dtype) -> None:
+    def say_published(self, name: str, form: int) -> None:
         """Tell the other ranks in what form this one publishes a gradient."""
-        if len(self._marks):
-            self._marks[self._mark(self.board.rank, name)] = kind is torch.bfloat16
-
-    def _mark(self, rank: int, name: str) -> int:
-        return rank * len(self.parameters) + self._indices[name]
+        self._marks[self.board.rank * len(self.parameters) + self._indices[name]] = form
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
         """Take over saved weights (the first rank writes) and buffers (each rank its own)."""
