@@ -6,7 +6,6 @@ rank has whole parameters, which an optimizer of the user's own may need.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -34,8 +33,7 @@ class DistributedProcesses(WorkerPerRank, WholeOptimizer):
         self._model = prepare_model(job)
         self._hooks = GradientHooks(dict(self._model.named_parameters()))
         # A parameter may take no part in an update, here or on every rank.
-        self._part = _Part(self._model)
-        self._parallel = DistributedDataParallel(self._part, find_unused_parameters=True)
+        self._parallel = DistributedDataParallel(_Part(self._model), find_unused_parameters=True)
         # The parts are weighted with their samples already: the sum is the mean.
         self._parallel.register_comm_hook(None, _sum)
         self._optimize(self._model)
@@ -47,19 +45,12 @@ class DistributedProcesses(WorkerPerRank, WholeOptimizer):
     def update(
         self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
     ) -> StepResult:
-        with warnings.catch_warnings():
-            # That none was unused this time does not say that none will be.
-            warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
-            if len(targets) == 0:
-                # Nothing to add, but the others wait for this rank's part of the sum.
-                self._parallel(inputs).backward()
-                result = StepResult(loss_sum=0.0, correct=0, samples=0)
-            else:
-                result = gradients(
-                    self.job, self._parallel, inputs, targets, total, step, self.worker
-                )
-        if not self._part.used:
-            self._part.used = {id(p) for _, p in self._named if p.grad is not None}
+        if len(targets) == 0:
+            # Nothing to add, but the others wait for this rank's part of the sum.
+            self._parallel(inputs).backward()
+            result = StepResult(loss_sum=0.0, correct=0, samples=0)
+        else:
+            result = gradients(self.job, self._parallel, inputs, targets, total, step, self.worker)
         for name, parameter in self._named:
             if name in self._hooks.names and parameter.grad is not None:
                 parameter.grad = self._hooks.run(name, parameter.grad)
@@ -80,16 +71,11 @@ class _Part(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.used: set[int] = set()
+        # DDP begins to sum when it sees a gradient: on an empty part that of this one.
+        self.nothing = nn.Parameter(torch.zeros(1))
 
     def forward(self, inputs: torch.Tensor) -> Any:
-        if len(inputs) > 0:
-            return self.model(inputs)
-        # DDP begins to sum when it sees a gradient: one that says nothing, of a parameter
-        # that takes part in updates, so that no other seems to.
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        used = next((p for p in trained if id(p) in self.used), trained[0])
-        return used.flatten()[:0].sum()
+        return self.model(inputs) if len(inputs) else self.nothing.sum()
 
 
 def _sum(state: Any, bucket: Any) -> Any:

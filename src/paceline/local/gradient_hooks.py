@@ -7,6 +7,7 @@ whole batch: so they are taken off the parameters and run here, on the sum.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, ValuesView
 from typing import Any
 
@@ -35,12 +36,13 @@ class GradientHooks:
             if before or after:
                 # The dictionaries live on: what a handle removes is no longer run.
                 self._taken[name] = (parameter, before, after)
-                self._put(parameter, None, None)
+                self._put(parameter, {}, {})
 
     @staticmethod
-    def _put(parameter: Any, before: Hooks | None, after: Hooks | None) -> None:
-        parameter._backward_hooks = before
-        parameter._post_accumulate_grad_hooks = after
+    def _put(parameter: Any, before: Hooks, after: Hooks) -> None:
+        parameter._backward_hooks = before or None
+        # None would leave the old ones where they are.
+        parameter._post_accumulate_grad_hooks = after or OrderedDict()
 
     @property
     def names(self) -> frozenset[str]:
@@ -65,7 +67,7 @@ class GradientHooks:
     def close(self) -> None:
         """Put the hooks back onto their parameters."""
         for parameter, before, after in self._taken.values():
-            self._put(parameter, before or None, after or None)
+            self._put(parameter, before, after)
         self._taken.clear()
 
 
@@ -105,6 +107,8 @@ def _other_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_buffers()
     for path, layer in model.named_modules():
         for attribute, value in vars(layer).items():
+            if f"{attribute}_orig" in layer._parameters:
+                continue  # torch's own: computed anew before every pass
             held = value.values() if isinstance(value, dict) else value
             entries = held if isinstance(held, list | tuple | ValuesView) else [held]
             for entry in entries:
