@@ -17,6 +17,8 @@ from odd_cases import Odd, alone, plain, run_odd
 # isort: split
 from runs import assert_same
 
+from paceline import local
+
 EXACT = ""
 """The expected words of a refusal that does not come."""
 HOOK = "cannot keep"
@@ -123,3 +125,76 @@ def test_two_ranks(tmp_path: Path) -> None:
         except AssertionError as error:
             failures.append(str(error))
     assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("model", ["FunctionalDropout", "MonteCarlo", "PythonDepth", "TorchDepth"])
+def test_replicas_refuse_random_numbers_that_would_not_repeat(model: str) -> None:
+    found = alone(Odd(model=model, node={"strategy": "replicas", "replicas": 2}))
+    assert isinstance(found, str)
+    assert re.search(f"{model} draws random numbers other than those of nn.Dropout", found)
+
+
+def test_replicas_change_dropout_in_its_place() -> None:
+    """Also for whoever else holds the layer: the list that it is used from."""
+    case = Odd(model="HeldDropout", node={"strategy": "replicas", "replicas": 2})
+    first, second = alone(case), alone(case)
+    assert not isinstance(first, str)
+    assert not isinstance(second, str)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_dropout_of_everything_is_zero_in_replicas() -> None:
+    case = Odd(model="AllDropped", node={"strategy": "replicas", "replicas": 2})
+    check(case, alone(case), EXACT)
+
+
+def test_state_that_replicas_have_reached_is_the_models() -> None:
+    """A counter of the first replica is the model's that is evaluated and saved."""
+    case = Odd(model="Counter", node={"strategy": "replicas", "replicas": 2})
+    strategy = local.build(case.job())
+    for step, (inputs, targets) in enumerate(case.batches()):
+        strategy.update(inputs, targets, len(targets), step)
+    strategy.prepare_evaluation()
+    assert strategy.model.calls == len(case.sizes)
+    strategy.close()
+
+
+NARROW = (8, 3, 2, 5)
+"""Batches that would leave a worker a single sample, which BatchNorm cannot normalise."""
+
+
+@pytest.mark.parametrize("strategy", ["threads", "replicas"])
+def test_a_single_sample_cannot_be_normalised_by_anyone(strategy: str) -> None:
+    node = {"strategy": strategy, **({"replicas": 2} if strategy == "replicas" else {})}
+    found = alone(Odd(model="Normalised", node=node, sizes=(8, 1)))
+    assert isinstance(found, str)
+    assert re.match("DataError: a batch of 1 sample .* workload.batch_size that leaves no", found)
+
+
+def test_batch_norm_never_gets_a_part_of_one_sample_in_replicas() -> None:
+    for replicas in (2, 3):
+        node = {"strategy": "replicas", "replicas": replicas}
+        found = alone(Odd(model="Normalised", node=node, sizes=NARROW))
+        assert not isinstance(found, str), found
+
+
+@pytest.mark.world_size(4)
+@pytest.mark.timeout(300)
+def test_four_ranks(tmp_path: Path) -> None:
+    """Rows of stages, and parts that would be too small for BatchNorm."""
+    hybrid = {"strategy": "hybrid", "replicas": 2, "stages": 2, "micro_batches": 2}
+    processes = {"strategy": "processes", "processes": 4}
+    exact = [
+        *cases(hybrid, "Plain", "AccumulatedHook", "Unused", "Tokens"),
+        *cases(processes, "ClampedParameter", "SometimesUsed"),
+    ]
+    narrow = [
+        Odd(model="Normalised", node=node, sizes=NARROW)
+        for node in (hybrid, processes, processes | {"sync": "ddp"})
+    ]
+    found = run_odd(tmp_path, [*exact, *narrow])
+    for case, result in zip(exact, found, strict=False):
+        check(case, result, EXACT)
+    for case, result in zip(narrow, found[len(exact) :], strict=True):
+        assert not isinstance(result, str), f"{case}: {result}"
+        assert all(bool(tensor.isfinite().all()) for tensor in result.values()), case

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -110,7 +111,7 @@ class LocalStrategy(ABC):
         """Into how many parts the node's share is divided among ranks."""
         return 1
 
-    @property
+    @functools.cached_property
     def least(self) -> int:
         """Fewest samples that a part of a batch may have, if it has any (see `least_part`)."""
         return least_part(self.model)

@@ -62,6 +62,15 @@ def untouched(module: nn.Module) -> Iterator[None]:
             owner._buffers[name] = buffer
 
 
+def random_states() -> tuple[Any, ...]:
+    """Where the global generators of torch, Python and NumPy are: equal if nothing was drawn."""
+    return (
+        bytes(torch.get_rng_state().numpy()),
+        random.getstate(),
+        str(np.random.get_state(legacy=False)["state"]),
+    )
+
+
 # --- what a forward pass changes ------------------------------------------------
 
 
@@ -189,11 +198,7 @@ def training_pass(
             raise UntraceableError(f"it gives back a {type(output).__name__}, not a tensor")
         if not output.requires_grad:
             raise UntraceableError("it gives outputs that no parameter has part in")
-        draws = (
-            bytes(torch.get_rng_state().numpy()),
-            random.getstate(),
-            str(np.random.get_state(legacy=False)["state"]),
-        )
+        draws = random_states()
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         functions = _functions(output)
         direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))

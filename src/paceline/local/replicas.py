@@ -13,6 +13,7 @@ from paceline.data.sampler import apportion
 from paceline.errors import StrategyError
 from paceline.local.base import Job, StepResult, gradients, prepare_model, step_seed
 from paceline.local.cores import set_threads
+from paceline.local.faithful import random_states
 from paceline.local.gradient_hooks import (
     GradientHooks,
     refuse_module_hooks,
@@ -75,7 +76,7 @@ class Replicas(WholeOptimizer):
         self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
     ) -> StepResult:
         sizes = apportion(len(targets), [1.0] * len(self._replicas), self.least)
-        drawn = torch.get_rng_state()
+        drawn = random_states()
         parts = zip(
             self._replicas, torch.split(inputs, sizes), torch.split(targets, sizes), strict=True
         )
@@ -85,7 +86,7 @@ class Replicas(WholeOptimizer):
         ]
         concurrent.futures.wait(running)
         results = [future.result() for future in running]
-        if not torch.equal(drawn, torch.get_rng_state()):
+        if random_states() != drawn:
             raise StrategyError(
                 f"{type(self._model).__name__} draws random numbers other than those of nn.Dropout"
                 " layers (functional.dropout, torch.rand), which do not repeat with"
