@@ -130,7 +130,8 @@ def run_cases(folder: Path, cases: list[Case]) -> list[dict[str, torch.Tensor]]:
     """Every case in real ranks, as many as the first one needs; `sequential` ones in each."""
     (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
+    kept = [] if before is None else [before]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *kept])
     try:
         assert run_ranks(RunDirectory(folder), NodePlan(**cases[0].node), module="cases") == 0
     finally:

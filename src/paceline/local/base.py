@@ -293,8 +293,9 @@ def is_about_one_sample(error: BaseException) -> bool:
 
 def one_sample(error: BaseException) -> str:
     """What to do where a whole batch is one sample that BatchNorm cannot normalise."""
+    reason = str(error).split("\n")[0]
     return (
-        f"a batch of 1 sample cannot be normalised by BatchNorm ({error}): choose a"
+        f"a batch of 1 sample cannot be normalised by BatchNorm ({reason}): choose a"
         " workload.batch_size that leaves no single sample at the end of an epoch, or leave one"
         " sample out with data.limit"
     )

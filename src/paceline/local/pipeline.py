@@ -78,11 +78,9 @@ class Hybrid(PiecewiseOptimizer):
         )
         self._sample_type = sample.dtype
         self._graphs = {size: self._trace(sample)}
-        if not self._graphs[size].any_size:
-            # Now, not in the last batch of the first epoch; and micro-batches against the batch.
-            for other in (*self._sizes(job.batch_size), *self._sizes(job.last_batch)):
-                self._graph(other)
-            self._graph(job.batch_size)
+        whole = [] if self._graphs[size].any_size else [job.batch_size]
+        for other in (*self._sizes(job.batch_size), *self._sizes(job.last_batch), *whole):
+            self._graph(other)  # what it refuses, it refuses now, not after the first epoch
         self._cuts = self._agree_on_cuts(self._graphs[size], sample)
         self._schedules: dict[int, Any] = {}
         self._owners = self._find_owners(self._graphs[size])
@@ -156,7 +154,12 @@ class Hybrid(PiecewiseOptimizer):
             sample = _filled(self.job, size, self._sample_type)
             known = next(iter(self._graphs.values()))
             if known.any_size:
-                values = probe(known.module, sample, partial(autocast, self.job))
+                try:
+                    values = probe(known.module, sample, partial(autocast, self.job))
+                except ValueError as error:
+                    if is_about_one_sample(error):
+                        raise DataError(one_sample(error)) from error
+                    raise
                 self._graphs[size] = ModelGraph(known.module, values, any_size=True)
             else:
                 self._graphs[size] = self._trace(sample)
