@@ -118,12 +118,20 @@ def test_two_ranks(tmp_path: Path) -> None:
     for name, words in ONLY_STAGES.items():
         every.append((Odd(model=name, node=pipeline | {"micro_batches": 2}), words))
     rounded = Odd(model="MaskedParameter", node=processes, precision="bf16")
-    *found, masked = run_odd(tmp_path, [*(case for case, _ in every), rounded])
+    chance = [
+        Odd(model=name, node=pipeline | {"micro_batches": 2})
+        for name in ("FunctionalDropout", "HeldDropout", "TorchDepth")
+    ]
+    found = run_odd(tmp_path, [*(case for case, _ in every), *chance, rounded])
+    # What draws in every pass is kept by its trace, and has nothing to be compared with.
+    for case, drawn in zip(chance, found[len(every) :], strict=False):
+        assert not isinstance(drawn, str), f"{case}: {drawn}"
+    masked = found[-1]
     # With weights rounded once per node, a twin computes in the parameter's place.
     assert not isinstance(masked, str)
     assert_same(masked, plain(rounded), rtol=1e-2, atol=1e-3)
     failures = []
-    for (case, refusal), result in zip(every, found, strict=True):
+    for (case, refusal), result in zip(every, found, strict=False):
         try:
             check(case, result, refusal)
         except AssertionError as error:

@@ -345,5 +345,5 @@ def probe(
     """Shape and type of every value, from one run on a sample that leaves nothing changed."""
     recorder = _Recorder(module)
     with untouched(module), context():
-        recorder.run(sample)
+        recorder.run(sample.clone())
     return recorder.values

@@ -95,7 +95,7 @@ def operation_times(
         with untouched(graph.module), context():
             for number in range(_ROUNDS + 1):
                 timer = _Timer(graph.module)
-                timer.run(sample)
+                timer.run(sample.clone())
                 if number > 0:
                     rounds.append([timer.seconds[node.name] for node in graph.order])
                 if number > 0 and time.perf_counter() - start > _SECONDS:

@@ -277,10 +277,11 @@ def _check(job: Job) -> None:
 
 def _filled(job: Job, size: int, dtype: torch.dtype) -> torch.Tensor:
     shape = (size, *job.sample_shape)
+    generator = torch.Generator().manual_seed(0)
     if not dtype.is_floating_point:
-        return torch.zeros(shape, dtype=dtype, device=job.device)
-    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    return layout(job, numbers.to(dtype))
+        # The indices that any table has.
+        return torch.randint(2, shape, generator=generator).to(job.device, dtype)
+    return layout(job, torch.randn(shape, generator=generator).to(dtype))
 
 
 def _sample(job: Job, model: nn.Module, size: int) -> torch.Tensor:
@@ -290,7 +291,7 @@ def _sample(job: Job, model: nn.Module, size: int) -> torch.Tensor:
         sample = _filled(job, size, dtype)
         try:
             with watched(model) as seen, autocast(job):
-                model(sample)
+                model(sample.clone())
         except Exception as error:  # the model's own code: anything may come out
             faults.append(error)
             continue
