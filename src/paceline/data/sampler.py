@@ -34,17 +34,23 @@ def apportion(count: int, shares: Sequence[float], least: int = 1) -> list[int]:
         raise ConfigError(
             f"shares {list(shares)} must be numbers of at least 0, one of them above 0"
         )
+    shares = list(shares)
+    while True:
+        parts = _largest_remainder(count, shares)
+        small = [i for i, part in enumerate(parts) if 0 < part < least]
+        if not small or sum(share > 0 for share in shares) == 1:
+            return parts
+        shares[min(small, key=lambda i: (shares[i], -i))] = 0.0
+
+
+def _largest_remainder(count: int, shares: Sequence[float]) -> list[int]:
+    total = math.fsum(shares)
     exact = [count * share / total for share in shares]
     parts = [math.floor(value + 1e-9) for value in exact]
     order = sorted(range(len(shares)), key=lambda i: (parts[i] - exact[i], i))
     for i in order[: count - sum(parts)]:
         parts[i] += 1
-    small = [i for i, part in enumerate(parts) if 0 < part < least]
-    if not small or sum(share > 0 for share in shares) == 1:
-        return parts
-    out = min(small, key=lambda i: (shares[i], -i))
-    rest = [0.0 if i == out else share for i, share in enumerate(shares)]
-    return apportion(count, rest, least)
+    return parts
 
 
 class GlobalSampler:

@@ -27,7 +27,7 @@ from paceline.local.single_pixel import MetWeights
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 _DEPTH = 4
 """Objects inside of objects inside of an attribute that are looked at for changes."""
-_ITEMS = 1000
+_ITEMS = 200
 """Entries of a list or dictionary that are looked at one by one; of a longer one, its length."""
 _CLOSE = {torch.float32: 1e-4, torch.float64: 1e-8}
 """Part of its norm by which a gradient may differ: the same operations, in the same order."""
@@ -131,11 +131,21 @@ def _attributes(model: nn.Module) -> dict[str, Any]:
                 found[f"{prefix}{name}"] = _seen(value, _DEPTH)
         for name, parameter in layer._parameters.items():
             if parameter is not None:
-                found[f"the parameter {prefix}{name}"] = (
-                    id(parameter),
-                    float(parameter.detach().sum().real),
-                )
+                total = repr(parameter.detach().sum().item())
+                found[f"the parameter {prefix}{name}"] = _Same(parameter), total
     return found
+
+
+class _Same:
+    """Equal only to the same object, which it keeps, so that no other can take its address."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
 
 
 def _seen(value: Any, depth: int) -> Any:
@@ -143,23 +153,23 @@ def _seen(value: Any, depth: int) -> Any:
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return value
     if isinstance(value, torch.Tensor):
-        return id(value), value._version
+        return _Same(value), value._version
     if isinstance(value, torch.Generator):
         return bytes(value.get_state().numpy())
     if isinstance(value, np.ndarray):
-        return id(value), value.tobytes() if value.dtype != object else None
+        return _Same(value), value.tobytes() if value.dtype != object else None
     if isinstance(value, type | types.FunctionType | types.ModuleType | nn.Module) or depth == 0:
-        return id(value)
+        return _Same(value)
     if isinstance(value, list | tuple | set | frozenset | deque):
         inside = [_seen(entry, depth - 1) for entry in value] if len(value) <= _ITEMS else []
         fixed = isinstance(value, tuple | frozenset)
-        return 0 if fixed else id(value), len(value), tuple(inside)
+        return None if fixed else _Same(value), len(value), tuple(inside)
     if isinstance(value, Mapping):
         pairs = value.items() if len(value) <= _ITEMS else ()
         entries = [(_seen(k, depth - 1), _seen(v, depth - 1)) for k, v in pairs]
-        return id(value), len(value), tuple(entries)
+        return _Same(value), len(value), tuple(entries)
     attributes = getattr(value, "__dict__", None)
-    return id(value), _seen(dict(attributes), depth - 1)[1:] if attributes else None
+    return _Same(value), _seen(dict(attributes), depth - 1)[1:] if attributes else None
 
 
 # --- what a training pass gives -------------------------------------------------

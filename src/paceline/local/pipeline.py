@@ -60,10 +60,22 @@ class Hybrid(PiecewiseOptimizer):
         super().__init__(job)
         _check(job)
         set_threads(job.node.threads)
-        stages, replicas = job.node.stages, job.node.replicas
         model = prepare_model(job)
         refuse_module_hooks(model, self.name, "its stages are traced, which loses hooks")
         hooks = GradientHooks(dict(model.named_parameters()))
+        try:
+            self._build(model, hooks)
+        except BaseException:
+            hooks.close()
+            raise
+        self._total = 0
+        self._loss_sum, self._correct = 0.0, 0
+
+    # --- building -------------------------------------------------------------
+
+    def _build(self, model: nn.Module, hooks: GradientHooks) -> None:
+        job = self.job
+        stages, replicas = job.node.stages, job.node.replicas
         self._least = least_part(model)
         size = self._sizes(job.batch_size)[0]
         sample = _sample(job, model, size)
@@ -91,10 +103,6 @@ class Hybrid(PiecewiseOptimizer):
             group=[row * stages + self._place.stage for row in range(replicas)],
             hooks=hooks,
         )
-        self._total = 0
-        self._loss_sum, self._correct = 0.0, 0
-
-    # --- building -------------------------------------------------------------
 
     def _sizes(self, count: int) -> list[int]:
         """Samples of a micro-batch of each row that has any, for a batch of `count`."""
