@@ -24,7 +24,7 @@ from paceline.config.environment import rank_context, shared_memory
 from paceline.data.sampler import apportion
 from paceline.errors import UserError
 from paceline.launch.local import run_ranks
-from paceline.launch.rank import die_with_parent, record_failure
+from paceline.launch.rank import die_with_parent, leave, record_failure
 from paceline.local.base import Job
 from paceline.local.board import Arena, Board
 from paceline.local.tiles import describe_tiles
@@ -189,4 +189,4 @@ def main(path: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    leave(main(sys.argv[1]))

@@ -112,9 +112,12 @@ def test_two_ranks(tmp_path: Path) -> None:
             shares = "sync" not in node
             refused = case.model in EVERYWHERE or (shares and case.model in NOT_IN_RANKS)
             every.append((case, MODELS[case.model][0] if refused else EXACT))
-    for micro_batches, names in ((1, ("Tokens", "AccumulatedHook", "NoGrad")), (2, ())):
+    for micro_batches, names in ((1, ("Tokens", "AccumulatedHook")), (2, ())):
         for case in cases(pipeline | {"micro_batches": micro_batches}, *names):
             every.append((case, MODELS[case.model][1]))
+    # Wherever it is cut: what lies before the block gets no gradient, not one of zeros.
+    for cut in ("tanh", "tanh_1", "third", "head"):
+        every.append((Odd(model="NoGrad", node=pipeline | {"split_at": (cut,)}), EXACT))
     for name, words in ONLY_STAGES.items():
         every.append((Odd(model=name, node=pipeline | {"micro_batches": 2}), words))
     rounded = Odd(model="MaskedParameter", node=processes, precision="bf16")

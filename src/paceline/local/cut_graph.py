@@ -18,7 +18,13 @@ import torch
 from torch import fx, nn
 
 from paceline.errors import StrategyError, unknown_name
-from paceline.local.faithful import UntraceableError, compare, training_pass, untouched
+from paceline.local.faithful import (
+    UntraceableError,
+    backward_nodes,
+    compare,
+    training_pass,
+    untouched,
+)
 
 _FEW = 4
 """Samples on which a trace for any batch size is held against the model."""
@@ -31,6 +37,7 @@ class Value:
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool
+    """Its gradient is part of the model's: not before a `no_grad` block, or for integers."""
 
     @property
     def nbytes(self) -> int:
@@ -325,16 +332,23 @@ def trace(
 class _Recorder(fx.Interpreter):
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
-        self.values: dict[str, Value | None] = {}
+        self.results: dict[str, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
-        self.values[n.name] = (
-            Value(tuple(result.shape), result.dtype, result.requires_grad)
-            if isinstance(result, torch.Tensor)
-            else None
-        )
+        self.results[n.name] = result
         return result
+
+    def values(self, output: Any) -> dict[str, Value | None]:
+        """What every operation gave; a value needs a gradient only if the output has one for it."""
+        output = output[0] if isinstance(output, tuple | list) else output
+        flowing = backward_nodes(output) if isinstance(output, torch.Tensor) else set()
+        return {
+            name: Value(tuple(each.shape), each.dtype, each.grad_fn in flowing)
+            if isinstance(each, torch.Tensor)
+            else None
+            for name, each in self.results.items()
+        }
 
 
 def probe(
@@ -345,5 +359,5 @@ def probe(
     """Shape and type of every value, from one run on a sample that leaves nothing changed."""
     recorder = _Recorder(module)
     with untouched(module), context():
-        recorder.run(sample.clone())
-    return recorder.values
+        output = recorder.run(sample.clone())
+    return recorder.values(output)

@@ -231,19 +231,25 @@ def _marks(gradient: torch.Tensor, parameter: torch.Tensor) -> tuple[float, floa
     return float(gradient.norm()), float(gradient.sum()), float(product)
 
 
-def _functions(output: torch.Tensor) -> Counter[str]:
-    found: Counter[str] = Counter()
+def backward_nodes(output: torch.Tensor) -> set[Any]:
+    """Every operation that the backward pass from `output` goes through."""
     waiting: list[Any] = [output.grad_fn]
     seen: set[Any] = set()
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        waiting += [following for following, _ in node.next_functions]
-        if isinstance(node, BackwardCFunction) and type(node) is not MetWeights._backward_cls:
-            found[type(node).__name__.removesuffix("Backward")] += 1
-    return found
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return seen
+
+
+def _functions(output: torch.Tensor) -> Counter[str]:
+    own = [
+        type(node).__name__.removesuffix("Backward")
+        for node in backward_nodes(output)
+        if isinstance(node, BackwardCFunction) and type(node) is not MetWeights._backward_cls
+    ]
+    return Counter(own)
 
 
 def compare(model: Pass, traced: Pass, parameters: Mapping[str, torch.Tensor]) -> None:
