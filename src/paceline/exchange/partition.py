@@ -111,11 +111,11 @@ class Partition:
 
     # --- every update -----------------------------------------------------------
 
-    def begin(self, count: int, total: int) -> None:
-        """An update of `count` samples here and `total` on all nodes."""
+    def begin(self, count: int, total: int, least: int = 1) -> None:
+        """An update of `count` samples here and `total` on all nodes, in parts of `least` or 0."""
         for layer in self._layers.values():
             layer.forget()
-        self.counts = apportion(total, self._shares)
+        self.counts = apportion(total, self._shares, least)
         assert self.counts[self.network.rank] == count, "all nodes divide a batch alike"
 
     def reshare(self, shares: Sequence[float]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
 from paceline.errors import DataError, PacelineError, StrategyError, UnsupportedError
+from paceline.local.gradient_hooks import refuse_shared_memory
 from paceline.local.single_pixel import use_single_pixels
 from paceline.local.tiles import check_bf16
 from paceline.models.extra_state import has_extra_state
@@ -52,8 +55,12 @@ class Job:
     clip_norm: float | None = None
     seed: int = 0
     sample_shape: tuple[int, ...] = ()
+    sample_type: torch.dtype | None = None
+    """Of one input as the data gives it; None where nobody has looked."""
     batch_size: int = 1
-    """Samples per global batch, the last and smaller one of an epoch aside."""
+    """Samples per batch of this node, the last and smaller one of an epoch aside."""
+    last_batch: int = 0
+    """Samples of that last one, where it is smaller; 0 if there is none."""
     board: Board | None = None
     """Shared by the ranks of a node; None when there is only one."""
     arena: Arena | None = None
@@ -106,6 +113,11 @@ class LocalStrategy(ABC):
     def workers(self) -> int:
         """Into how many parts the node's share is divided among ranks."""
         return 1
+
+    @functools.cached_property
+    def least(self) -> int:
+        """Fewest samples that a part of a batch may have, if it has any (see `least_part`)."""
+        return least_part(self.model)
 
     @property
     def reads_inputs(self) -> bool:
@@ -198,6 +210,7 @@ def prepare_model(job: Job) -> nn.Module:
     _refuse_copies(model, job)
     use_single_pixels(model)
     if job.memory_format == "channels_last":
+        refuse_shared_memory(model, "numerics.memory_format = 'channels_last'")
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model.train()
 
@@ -216,6 +229,15 @@ def _refuse_copies(model: nn.Module, job: Job) -> None:
         f"the model ({type(model).__name__}) {reason}: train it on one machine with"
         " local.strategy = 'threads'"
     )
+
+
+def least_part(model: nn.Module) -> int:
+    """Fewest samples that a worker's part may have: BatchNorm cannot normalise a single one.
+
+    >>> least_part(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))), least_part(nn.Linear(2, 2))
+    (2, 1)
+    """
+    return 2 if any(isinstance(layer, _BatchNorm) for layer in model.modules()) else 1
 
 
 def seed_step(seed: int, step: int, worker: int) -> None:
@@ -302,6 +324,8 @@ def _users_code(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -
     except Exception as error:
         if isinstance(error, PacelineError):
             raise
+        if len(targets) == 1 and is_about_one_sample(error):
+            raise DataError(one_sample(error)) from error
         weights = next((p.dtype for p in model.parameters()), inputs.dtype)
         if isinstance(error, RuntimeError) and "type" in str(error) and inputs.dtype != weights:
             reason = " ".join(str(error).split())
@@ -315,6 +339,21 @@ def _users_code(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -
             f" targets of shape {list(targets.shape)}"
         )
         raise
+
+
+def is_about_one_sample(error: BaseException) -> bool:
+    """Whether BatchNorm says that a single sample has no variance."""
+    return isinstance(error, ValueError) and "more than 1 value per channel" in str(error)
+
+
+def one_sample(error: BaseException) -> str:
+    """What to do where a whole batch is one sample that BatchNorm cannot normalise."""
+    reason = str(error).split("\n")[0]
+    return (
+        f"a batch of 1 sample cannot be normalised by BatchNorm ({reason}): choose a"
+        " workload.batch_size that leaves no single sample at the end of an epoch, or leave one"
+        " sample out with data.limit"
+    )
 
 
 def scale_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:

@@ -9,7 +9,7 @@ read (R-1)/R times, and the update itself is divided by R.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,9 @@ import torch
 
 from paceline.errors import StrategyError
 from paceline.local.base import Job, OptimizerState, scale_rate
+from paceline.local.gradient_hooks import GradientHooks
 from paceline.local.rounded import RoundedWeights
-from paceline.local.shared import LINE, SharedModel, memory_view
+from paceline.local.shared import ABSENT, FULL, HALF, LINE, SharedModel, memory_view, shaped
 
 _UNIT = LINE // 4
 COUNTER = "step"
@@ -36,11 +37,17 @@ class Piece:
     end: int
 
 
-def divide(sizes: Sequence[tuple[str, int]], ranks: int) -> list[list[Piece]]:
+def divide(
+    sizes: Sequence[tuple[str, int]], ranks: int, whole: Collection[str] = ()
+) -> list[list[Piece]]:
     """Cut parameters, laid end to end, into one list of pieces per rank of equal size.
+
+    Those in `whole` are not cut: the rank has them in whose piece they begin.
 
     >>> divide([("a", 40), ("b", 24)], 2)[1]
     [Piece(name='a', start=32, end=40), Piece(name='b', start=0, end=24)]
+    >>> divide([("a", 40), ("b", 24)], 2, whole=["a"])[1]
+    [Piece(name='b', start=0, end=24)]
     """
     total = sum(size for _, size in sizes)
     bounds = [round(total * rank / ranks / _UNIT) * _UNIT for rank in range(ranks)] + [total]
@@ -49,6 +56,8 @@ def divide(sizes: Sequence[tuple[str, int]], ranks: int) -> list[list[Piece]]:
     for name, size in sizes:
         for rank in range(ranks):
             start, end = max(at, bounds[rank]), min(at + size, bounds[rank + 1])
+            if name in whole:
+                start, end = (at, at + size) if start == at < end else (at, at)
             if start < end:
                 result[rank].append(Piece(name, start - at, end - at))
         at += size
@@ -65,14 +74,15 @@ class PieceUpdate:
         *,
         names: Sequence[str],
         group: Sequence[int],
+        hooks: GradientHooks,
         rounded: RoundedWeights | None = None,
     ) -> None:
         """`names`: the parameters; `group`: the local ranks that all compute their gradients."""
-        self.rounded = rounded
+        self.rounded, self.hooks = rounded, hooks
         self.shared, self.job, self.board = shared, job, shared.board
         self.names, self.group = list(names), list(group)
         sizes = [(name, shared.parameters[name].numel()) for name in names]
-        divided = divide(sizes, len(self.group))
+        divided = divide(sizes, len(self.group), whole=hooks.names)
         mine = self.group.index(self.board.rank)
         self._own = divided[mine]
         self._foreign: dict[str, list[Piece]] = {name: [] for name in names}
@@ -101,18 +111,17 @@ class PieceUpdate:
         """Copy to shared memory what other ranks own of a parameter's gradient."""
         self._published.add(name)
         gradient = self._gradient(name)
-        self.shared.say_published(name, None if gradient is None else gradient.dtype)
+        if gradient is None:
+            self.shared.say_published(name, ABSENT)
+            return
+        self.shared.say_published(name, HALF if gradient.dtype is torch.bfloat16 else FULL)
         for piece in self._foreign[name]:
-            place = self._place(self.board.rank, piece)
-            if gradient is None:
-                place.zero_()
-            else:
-                place.copy_(gradient[piece.start : piece.end])
+            self._place(self.board.rank, piece).copy_(gradient[piece.start : piece.end])
 
     def _place(self, rank: int, piece: Piece) -> torch.Tensor:
         """Where a rank publishes a piece; if in bf16, then in the first half of its room."""
         place = self._slice(self.shared.gradients(rank), piece)
-        if self.shared.published_in_bf16(rank, piece.name):
+        if self.shared.published(rank, piece.name) == HALF:
             return place.view(torch.bfloat16)[: piece.end - piece.start]
         return place
 
@@ -160,6 +169,7 @@ class PieceUpdate:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self.hooks.close()
         if self.rounded is not None:
             self.rounded.close()
 
@@ -176,6 +186,7 @@ class PieceUpdate:
             weight.grad = self._summed(piece)
         if self.job.nodes > 1:
             self._agree_with_other_nodes()
+        self._run_hooks()
         with self.job.span("optimizer"):
             self._clip()
             if self.optimizer is not None:
@@ -210,19 +221,23 @@ class PieceUpdate:
         for weight, piece in zip(self._weights, self._own, strict=True):
             weight.grad = self._slice(region, piece)
 
-    def _summed(self, piece: Piece) -> torch.Tensor | None:
-        """A piece of the gradient, in fp32, over all ranks of the group.
+    def _run_hooks(self) -> None:
+        """Let the user's hooks see whole gradients, each on the rank that has all of it."""
+        for weight, piece in zip(self._weights, self._own, strict=True):
+            if piece.name in self.hooks.names and weight.grad is not None:
+                parameter = self.shared.parameters[piece.name]
+                changed = self.hooks.run(piece.name, shaped(weight.grad, parameter))
+                weight.grad = None if changed is None else memory_view(changed, parameter)
 
-        None where none of them has one: an optimizer leaves such a weight alone.
-        """
+    def _summed(self, piece: Piece) -> torch.Tensor | None:
+        """A piece of the gradient, in fp32, over all ranks of the group; None where none has it."""
         gradient, size = self._gradient(piece.name), piece.end - piece.start
-        if gradient is None and not any(
-            self.shared.has_published(rank, piece.name) for rank in self._others
-        ):
-            return None
+        publishing = [r for r in self._others if self.shared.published(r, piece.name) != ABSENT]
+        if gradient is None and not publishing:
+            return None  # as in one process: the optimizer leaves such a parameter alone
         own = torch.zeros(size) if gradient is None else gradient[piece.start : piece.end]
         total = own if own.dtype is torch.float32 else torch.empty(size)
-        parts = (total, own, *(self._place(rank, piece) for rank in self._others))
+        parts = (total, own, *(self._place(rank, piece) for rank in publishing))
         for chunk, mine, *others in zip(
             *(torch.split(part, _CHUNK) for part in parts), strict=True
         ):

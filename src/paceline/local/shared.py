@@ -2,7 +2,7 @@
 
 Layout of the arena (every part starts on a cache line):
 
-    weights | gradients of rank 0 | ... | gradients of rank R-1 | rounded weights, marks |
+    weights | gradients of rank 0 | ... | gradients of rank R-1 | rounded weights | marks |
     buffers | notes
 
 Every rank has the whole module, and its parameters are views of `weights`, so
@@ -24,11 +24,12 @@ from torch import nn
 from paceline.errors import StrategyError
 from paceline.local.base import Job
 from paceline.local.board import Board
+from paceline.local.gradient_hooks import refuse_shared_memory
 
+ABSENT, FULL, HALF, NUMBER = range(4)
+"""What a rank publishes of a parameter: nothing, a tensor in fp32 or in bf16, one number."""
 LINE = 64
 _NOTE_BYTES = 8192
-_MARKS = {None: 0, torch.float32: 1, torch.bfloat16: 2}
-"""What a rank says of a gradient: that there is none, or its type."""
 
 
 def memory_view(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -63,6 +64,7 @@ class SharedModel:
         self.board: Board = job.board
         self.parameters = dict(model.named_parameters())
         self.offsets: dict[str, int] = {}
+        refuse_shared_memory(model, "ranks that share their weights")
         elements = 0
         for name, parameter in self.parameters.items():
             if parameter.dtype is not torch.float32 or parameter.device.type != "cpu":
@@ -115,20 +117,13 @@ class SharedModel:
         """The region in which a rank publishes gradients, laid out like the weights."""
         return self._gradients[rank]
 
-    def published_in_bf16(self, rank: int, name: str) -> bool:
-        """Whether a rank's gradient of a parameter lies in its region in bf16, not in fp32."""
-        return bool(self._marks[self._mark(rank, name)] == _MARKS[torch.bfloat16])
+    def published(self, rank: int, name: str) -> int:
+        """In what form a rank has published its gradient of a parameter, if at all."""
+        return int(self._marks[rank * len(self.parameters) + self.indices[name]])
 
-    def has_published(self, rank: int, name: str) -> bool:
-        """Whether a rank had a gradient of a parameter in this update."""
-        return bool(self._marks[self._mark(rank, name)] != _MARKS[None])
-
-    def say_published(self, name: str, kind: torch.dtype | None) -> None:
-        """Tell the other ranks in what form this one publishes a gradient; None: it has none."""
-        self._marks[self._mark(self.board.rank, name)] = _MARKS[kind]
-
-    def _mark(self, rank: int, name: str) -> int:
-        return rank * len(self.parameters) + self.indices[name]
+    def say_published(self, name: str, form: int) -> None:
+        """Tell the other ranks in what form this one publishes a gradient."""
+        self._marks[self.board.rank * len(self.parameters) + self.indices[name]] = form
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
         """Take over saved weights (the first rank writes) and buffers (each rank its own)."""

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import torch
 from torch import nn
 
 from paceline import exchange
@@ -54,6 +56,8 @@ def make_job(task: Task, parts: Parts) -> Job:
     """What the local strategy of this rank's node needs."""
     config, plan = task.config, task.plan
     node = plan.nodes[task.context.node]
+    samples = len(parts.dataset.train)
+    whole = min(plan.batch_size, samples)
     return Job(
         build_model=lambda: agreed_model(task, parts),
         loss=parts.loss,
@@ -68,7 +72,9 @@ def make_job(task: Task, parts: Parts) -> Job:
         clip_norm=config.optimizer.clip_norm,
         seed=config.seed,
         sample_shape=parts.dataset.sample_shape,
-        batch_size=_node_batch(task, len(parts.dataset.train)),
+        sample_type=_sample_type(task, parts),
+        batch_size=max(1, _node_part(task, whole)),
+        last_batch=_node_part(task, samples % whole),
         board=task.board,
         arena=task.arena,
         exchange=make_exchange(task),
@@ -169,10 +175,17 @@ def make_partition(task: Task, parts: Parts) -> Partition | None:
     )
 
 
-def _node_batch(task: Task, samples: int) -> int:
-    """Samples of a global batch that this rank's node takes, at the plan's shares."""
-    whole = min(task.plan.batch_size, samples)
-    return max(1, apportion(whole, [node.share for node in task.plan.nodes])[task.context.node])
+def _node_part(task: Task, count: int) -> int:
+    """Samples of a batch of `count` that this rank's node takes, at the plan's shares."""
+    return apportion(count, [node.share for node in task.plan.nodes])[task.context.node]
+
+
+def _sample_type(task: Task, parts: Parts) -> torch.dtype | None:
+    """The type of the data's inputs, for strategies that must know it before they read any."""
+    if task.plan.nodes[task.context.node].stages == 1:
+        return None
+    inputs, _ = parts.dataset.train.fetch(np.arange(1), epoch=0, augment=False)
+    return inputs.dtype
 
 
 def first_worker(plan: Plan, node: int) -> int:
@@ -191,17 +204,18 @@ def make_feed(task: Task, parts: Parts, strategy: LocalStrategy) -> Feed:
         ),
         shares=worker_shares(task.plan, [node.share for node in task.plan.nodes]),
         worker=first_worker(task.plan, task.context.node) + strategy.worker,
+        least=strategy.least,
         augment=task.config.data.augment,
         reads_inputs=strategy.reads_inputs,
     )
 
 
-def loss_total(plan: Plan, batch: Batch, shares: Sequence[float], node: int) -> int:
+def loss_total(plan: Plan, batch: Batch, shares: Sequence[float], node: int, least: int = 1) -> int:
     """How many samples the loss of a part of `batch` is divided by."""
     if len(plan.nodes) == 1 or not exchange.exchange_class(plan.exchange).own_loss:
         return batch.total
     # As the sampler divides it: first among all workers, whose parts then add up by node.
-    parts = apportion(batch.total, worker_shares(plan, list(shares)))
+    parts = apportion(batch.total, worker_shares(plan, list(shares)), least)
     first = first_worker(plan, node)
     return sum(parts[first : first + plan.nodes[node].workers])
 

@@ -171,7 +171,9 @@ class Trainer:
         recorder.update = update
         recorder.add("read", time.perf_counter() - batch.wait_seconds, batch.wait_seconds)
         self.strategy.scale_rate(self.rate_factor)
-        total = loss_total(self.task.plan, batch, self.shares, self.task.context.node)
+        total = loss_total(
+            self.task.plan, batch, self.shares, self.task.context.node, self.feed.least
+        )
         if self.job.exchange is not None:
             self.job.exchange.before_update(total)
             self.job.exchange.begin(
