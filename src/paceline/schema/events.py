@@ -26,6 +26,7 @@ FILE_NAME: Final = "events.jsonl"
 
 SpanName = Literal[
     "start_up",
+    "proof",
     "read",
     "compute",
     "forward",

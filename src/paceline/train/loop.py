@@ -21,6 +21,7 @@ from paceline.train.assemble import (
     loss_total,
     make_feed,
     make_job,
+    make_whole,
     whole_optimizer_state,
 )
 from paceline.train.checkpoint import Checkpoints, Position, TrainState
@@ -31,6 +32,7 @@ from paceline.train.evaluate import evaluate
 from paceline.train.goal import Goal, LossWatch
 from paceline.train.optimizers import batch_factor, schedule_factor
 from paceline.train.parts import Parts, make_parts
+from paceline.train.proof import prove
 from paceline.train.serving import make_team
 from paceline.train.shares import describe_shares, rebalanced, worker_shares
 from paceline.train.signals import StopSignals
@@ -57,6 +59,7 @@ def _train(task: Task, recorder: Recorder) -> Outcome:
     use_deterministic(task.config.train.deterministic)
     parts = make_parts(task.config, task.given)
     opened = time.perf_counter() - start
+    prove(task, parts, recorder)
     trainer = Trainer(task, parts, recorder, started=start)
     try:
         trainer.resume()
@@ -222,7 +225,7 @@ class Trainer:
         if self.team.evaluates and (last or epoch % self.config.train.evaluate_every == 0):
             self.team.enter("evaluate", self.position.update)
             with self.recorder.span("evaluate"):
-                self.prepare_evaluation()
+                make_whole(self.task, self.team, self.job, self.strategy)
                 shares = self.team.evaluation_shares(
                     worker_shares(self.task.plan, self.shares, by_rank=True)
                 )
@@ -279,17 +282,6 @@ class Trainer:
                 self.recorder.note("shares", describe_shares(self.task.plan, changed))
         return line
 
-    def prepare_evaluation(self) -> None:
-        """The same weights and buffers on every rank of every node."""
-        self.strategy.prepare_evaluation()
-        if self.task.context.nodes > 1:
-            if self.job.exchange is not None:
-                self.job.exchange.before_evaluation()
-            if self.task.board is not None:  # the node's other ranks see the leader's weights
-                self.task.board.barrier("weights of all nodes")
-            self.team.share_buffers(self.strategy.model)
-            self.strategy.spread_buffers()
-
     def checkpoint_due(self) -> bool:
         every = self.config.train.checkpoint_every
         return every is not None and self.position.update % every == 0
@@ -302,7 +294,7 @@ class Trainer:
 
     def _save(self, *, best: bool) -> None:
         self.team.enter("checkpoint", self.position.update)
-        self.prepare_evaluation()
+        make_whole(self.task, self.team, self.job, self.strategy)
         optimizer = whole_optimizer_state(self.job, self.strategy, first=self.team.is_first)
         tally = self.tally.saved()
         sums = self.team.sum([tally["loss_sum"], tally["correct"], tally["samples"]], "checkpoint")
