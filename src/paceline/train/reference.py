@@ -36,8 +36,8 @@ starts from weights that rounding alone has led apart.
 TARGET = 0.02
 """How far they are to move where the learning rate alone would move them less or more."""
 TRIES = 4
-NUDGE = {"fp32": 2.0**-22, "bf16": 2.0**-9}
-"""Changes of the weights, relative to them, in about the last digit that is computed with."""
+NUDGE = 2.0**-22
+"""A change of the weights, relative to them, in about their last digit."""
 
 
 @dataclass(kw_only=True)
@@ -109,7 +109,7 @@ class Plainly:
         model = self.parts.build_model().to(self.device).train()
         settle(model)
         if nudge is not None:
-            _nudge(model, nudge, NUDGE[self.precision])
+            _nudge(model, nudge)
         start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         optimizer = self._optimizer([p for _, p in named])
@@ -183,12 +183,12 @@ class Plainly:
 
 
 @torch.no_grad()
-def _nudge(model: nn.Module, seed: int, size: float) -> None:
+def _nudge(model: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         if parameter.is_floating_point():
             noise = torch.randn(parameter.shape, generator=generator).to(parameter)
-            parameter.mul_(1 + size * noise)
+            parameter.mul_(1 + NUDGE * noise)
 
 
 def loss_apart(
