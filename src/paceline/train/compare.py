@@ -37,7 +37,7 @@ NOISE = 3.0
 NOISE_MOST = 0.02
 """but no more than this, where rounding is not all there is:"""
 NOISE_ALONE = 0.5
-"""who is led apart this far moves by rounding alone, as what Adam makes of a gradient of zero does."""
+"""who is led apart this far moves by rounding alone, as Adam moves a weight without gradient."""
 
 
 @dataclass(frozen=True)

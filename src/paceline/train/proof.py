@@ -32,7 +32,7 @@ from paceline.train.assemble import Task, make_job, make_whole, whole_optimizer_
 from paceline.train.compare import TOLERANCE, compare
 from paceline.train.device import choose_device
 from paceline.train.parts import Parts
-from paceline.train.proof_record import is_known, proof_key, record
+from paceline.train.proof_record import known, proof_key, record
 from paceline.train.proof_samples import division, read_samples, update_sizes
 from paceline.train.reference import Plainly, Samples, Trained
 from paceline.train.serving import make_team
@@ -79,10 +79,13 @@ def _prove_plan(task: Task, parts: Parts) -> None:
     team.enter("proof", 0)
     sizes = update_sizes(task.plan, len(parts.dataset.train))
     key = proof_key(task, parts) if first else ""
-    order = {"known": first and is_known(task, key), "rate": 1.0}
+    kept = known(task, key)
+    order = {"known": kept is not None, "rate": 1.0}
     expected: Trained | None = None
     plainly = _plainly(task, parts)
-    if first and not order["known"]:
+    if kept is not None:
+        record(task, kept)
+    elif first:
         expected = plainly.train(read_samples(task, parts, sizes))
         order["rate"] = expected.rate
     order = json.loads(_from_first(task, json.dumps(order)))
@@ -219,7 +222,7 @@ def _prove_division(task: Task, parts: Parts) -> None:
     started = time.perf_counter()
     first = task.context.is_first
     key = proof_key(task, parts)
-    if is_known(task, key):
+    if known(task, key) is not None:
         return
     sizes = update_sizes(task.plan, len(parts.dataset.train))
     batches, plainly = read_samples(task, parts, sizes), _plainly(task, parts)

@@ -76,18 +76,16 @@ def sources(config: Config) -> dict[str, str]:
     return found
 
 
-def is_known(task: Task, key: str) -> bool:
-    """Whether this was proved before, by this run or by another."""
-    if not key:
-        return False
-    for path in (task.run.path / FILE, _entry(key)):
+def known(task: Task, key: str) -> Proof | None:
+    """What was proved before, by this run or by another."""
+    for path in (task.run.path / FILE, _entry(key)) if key else ():
         try:
             proof = read_json(Proof, path)
         except (OSError, PacelineError):
             continue
         if proof.passed and proof.key == key:
-            return True
-    return False
+            return proof
+    return None
 
 
 def record(task: Task, proof: Proof) -> None:
