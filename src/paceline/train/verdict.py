@@ -74,12 +74,13 @@ def _why(
     """The cause of a difference, as far as plain trainings tell."""
     targets = batches[0][1]
     sizes = division(task.plan, len(targets))
+    if apart > LOSS_TOLERANCE:
+        return "loss", NOT_A_MEAN
     if len(sizes) > 1 and expected.outputs is not None:
-        here = None
         if len(expected.outputs) == len(targets):
             here = loss_apart(plainly.parts.loss, expected.outputs, targets, sizes)
-        if apart > LOSS_TOLERANCE or (here is not None and here > LOSS_TOLERANCE):
-            return "loss", NOT_A_MEAN
+            if here is not None and here > LOSS_TOLERANCE:
+                return "loss", NOT_A_MEAN
         if _looks_across(plainly, batches[0], sizes, expected.outputs):
             return "samples", "what the model gives for a sample depends on the rest of the batch"
     if found.name in expected.unused:
