@@ -59,7 +59,13 @@ def _train(task: Task, recorder: Recorder) -> Outcome:
     use_deterministic(task.config.train.deterministic)
     parts = make_parts(task.config, task.given)
     opened = time.perf_counter() - start
-    prove(task, parts, recorder)
+    try:
+        prove(task, parts, recorder)
+    except BaseException:
+        task.view.close()
+        if task.given is None or task.given.data is None:  # else the next plan trains on it
+            parts.dataset.close()
+        raise
     trainer = Trainer(task, parts, recorder, started=start)
     try:
         trainer.resume()
