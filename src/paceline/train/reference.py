@@ -212,9 +212,9 @@ def loss_apart(
         gradients.append(part[1] * weight)
     gradient_norm = norm(whole[1])
     apart = norm(torch.cat(gradients) - whole[1]) / gradient_norm if gradient_norm else 0.0
-    if whole[0]:
-        apart = max(apart, abs(value - whole[0]) / abs(whole[0]))
-    return apart if math.isfinite(apart) else math.inf
+    if not (math.isfinite(value) and math.isfinite(apart)):
+        return math.inf
+    return max(apart, abs(value - whole[0]) / abs(whole[0])) if whole[0] else apart
 
 
 def _loss_and_gradient(
