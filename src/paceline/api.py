@@ -14,15 +14,9 @@ from typing import TYPE_CHECKING, Any
 from paceline.config import config_from, dump_config, load_config, with_versions
 from paceline.config.environment import data_root
 from paceline.errors import ConfigError, RunDirectoryError, UserError, shown
-from paceline.plan import (
-    asked_node,
-    asked_plan,
-    plan_from_race,
-    refuse_options_without_strategy,
-)
 from paceline.references import is_object, object_name, reference_to
 from paceline.run import RunDirectory, create_run, open_run, write_whole
-from paceline.schema import Config, Plan, Race, read_json, write_json
+from paceline.schema import Config, Plan, Race, read_json
 from paceline.schema.checkpoint import (
     TrainState,
     check_continued,
@@ -346,7 +340,7 @@ def _with_objects(start: Start) -> Start:
 def _run_training(start: Start) -> Result:
     from paceline.measure.instructions import use_safe_instructions
 
-    config, run, plan = start.config, start.run, start.plan
+    config, run = start.config, start.run
     note = use_safe_instructions(config)
     if note:
         start.say(note)
@@ -355,33 +349,9 @@ def _run_training(start: Start) -> Result:
 
         code = train_on_hosts(start)
         return Result(run=run.path, summary=summary_of(run), exit_code=code)
-    if plan is None:
-        plan = choose_plan(start)
-    if len(plan.nodes) > 1:
-        raise UserError(
-            f"the plan has {len(plan.nodes)} nodes, but only this machine was given: name the hosts"
-            " with --hosts, or leave the plan out to make a new one"
-        )
-    write_json(run.plan, plan)
-    node = plan.nodes[0]
-    if not node.shares_memory:
-        from paceline.train.assemble import Task
-        from paceline.train.loop import train
-        from paceline.train.progress import make_view
+    from paceline.commands.alone import train_alone
 
-        task = Task(
-            config=config,
-            plan=plan,
-            run=run,
-            given=start.given,
-            view=make_view(silent=start.silent),
-        )
-        outcome = train(task)
-        return Result(run=run.path, summary=outcome.summary, exit_code=outcome.exit_code)
-    from paceline.launch.local import run_ranks
-
-    code = run_ranks(RunDirectory(run.path.resolve()), node, silent=start.silent)
-    return Result(run=run.path, summary=summary_of(run), exit_code=code)
+    return train_alone(start)
 
 
 def summary_of(run: RunDirectory) -> dict[str, Any]:
@@ -395,27 +365,6 @@ def summary_of(run: RunDirectory) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RunDirectoryError(f"{run.summary} is {shown(found)}, not a table of keys")
     return found
-
-
-def choose_plan(start: Start) -> Plan:
-    """The plan for this machine: what was asked for, or what a race finds."""
-    from paceline.local.cores import usable_cores
-
-    config = start.config
-    if config.local.strategy != "auto":
-        node = asked_node(
-            config.local, usable_cores(), elementwise=_has_elementwise_optimizer(start)
-        )
-        return asked_plan(config, node, f"local.strategy = {node.strategy!r} was asked for")
-    refuse_options_without_strategy(config.local)
-    found, cached = race(
-        config, given=start.given, again=start.again, quiet=start.silent, say=start.say
-    )
-    write_json(start.run.race, found)
-    for warning in found.warnings:
-        start.say(f"warning: {warning}")
-    start.say(f"{'race (from the cache)' if cached else 'race'}: {found.decision}")
-    return plan_from_race(config, found)
 
 
 def race(
@@ -446,8 +395,3 @@ def race(
         say=say,
     )
     return run_race(request)
-
-
-def _has_elementwise_optimizer(start: Start) -> bool:
-    own = start.given is not None and start.given.optimizer is not None
-    return not own and ":" not in start.config.optimizer.name

@@ -7,6 +7,7 @@
     |   |-- DataError             data that is missing, damaged or does not fit the model
     |   |-- RunDirectoryError     a run directory that is missing, busy or damaged
     |   |-- StrategyError         a local strategy that this model or machine cannot run
+    |   |-- ProofError            a plan that would not give the weights of one process
     |   `-- UnsupportedError      a combination outside the support matrix
     `-- RunError                  the run could not go on; exit code 1
         |-- DivergedError         the loss became NaN or exploded
@@ -29,6 +30,7 @@ __all__ = [
     "DivergedError",
     "ModelError",
     "PacelineError",
+    "ProofError",
     "RunDirectoryError",
     "RunError",
     "StorageError",
@@ -73,6 +75,10 @@ class RunDirectoryError(UserError):
 
 class StrategyError(UserError):
     """A local strategy cannot run this model on this machine."""
+
+
+class ProofError(UserError):
+    """A plan gives this model other weights than one process does."""
 
 
 class UnsupportedError(UserError):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.commands.partitioning import partitioned
 from paceline.config import dump_config
 from paceline.config.environment import Started
-from paceline.errors import PacelineError, UserError
+from paceline.errors import PacelineError, ProofError, UserError
 from paceline.launch.meeting import Meeting, open_meeting
 from paceline.local.cores import divide_cores, pin, usable_cores, visible_cores
 from paceline.plan import refuse_options_without_strategy
@@ -58,7 +58,9 @@ def _meet(meeting: Meeting, begin: Callable[[], Start]) -> Result | None:
         raise SystemExit(UserError.exit_code)
     try:
         return _work(meeting, start, opening)
-    except UserError:
+    except UserError as error:
+        if start is None and isinstance(error, ProofError):
+            raise SystemExit(error.exit_code) from None  # all have it; the first process says it
         if start is not None:
             start.run.discard()
         raise

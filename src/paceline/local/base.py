@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 from paceline.errors import DataError, PacelineError, StrategyError, UnsupportedError
 from paceline.local.gradient_hooks import refuse_shared_memory
 from paceline.local.single_pixel import use_single_pixels
+from paceline.local.still import settle, still
 from paceline.local.tiles import check_bf16
 from paceline.models.extra_state import has_extra_state
 from paceline.schema import NodePlan, RankContext
@@ -74,6 +75,8 @@ class Job:
     nodes: int = 1
     first_worker: int = 0
     """The number of this node's first worker among the workers of all nodes."""
+    still: bool = False
+    """Without chance, and without statistics of a batch: to be held against another training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,11 +171,18 @@ class LocalStrategy(ABC):
 
 def autocast(job: Job) -> contextlib.AbstractContextManager[Any]:
     """The context in which the forward pass runs."""
+    cast: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if job.precision == "bf16":
         if job.device.type == "cpu":
             check_bf16()
-        return torch.autocast(job.device.type, dtype=torch.bfloat16)
-    return contextlib.nullcontext()
+        cast = torch.autocast(job.device.type, dtype=torch.bfloat16)
+    return _stilled(cast) if job.still else cast
+
+
+@contextlib.contextmanager
+def _stilled(cast: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+    with cast, still():
+        yield
 
 
 def full_precision(outputs: Any) -> Any:
@@ -212,7 +222,10 @@ def prepare_model(job: Job) -> nn.Module:
     if job.memory_format == "channels_last":
         refuse_shared_memory(model, "numerics.memory_format = 'channels_last'")
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return model.train()
+    model.train()
+    if job.still:
+        settle(model)
+    return model
 
 
 def _refuse_copies(model: nn.Module, job: Job) -> None:
@@ -308,7 +321,9 @@ def gradients(
         with autocast(job):
             outputs = full_precision(model(inputs))
         loss = job.loss(outputs, targets)
-    mean_loss_part(loss, count, total).backward()  # type: ignore[no-untyped-call]
+    # A model may run its forward pass again under the backward one (checkpointing).
+    with still() if job.still else contextlib.nullcontext():
+        mean_loss_part(loss, count, total).backward()  # type: ignore[no-untyped-call]
     return StepResult(
         loss_sum=float(loss.detach()) * count,
         correct=count_correct(outputs, targets),

@@ -29,6 +29,7 @@ LONGEST_LINE: Final = 2**20
 
 SpanName = Literal[
     "start_up",
+    "proof",
     "read",
     "compute",
     "forward",

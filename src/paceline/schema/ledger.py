@@ -19,6 +19,7 @@ CATEGORIES: Final = (
     "data",
     "evaluation",
     "checkpoint",
+    "proof",
     "start_up",
     "other",
 )
@@ -30,6 +31,7 @@ TITLES: Final = {
     "data": "data",
     "evaluation": "evaluation",
     "checkpoint": "checkpoint",
+    "proof": "proof of the plan",
     "start_up": "start-up",
     "other": "other",
 }

@@ -32,6 +32,7 @@ from paceline.train.device import choose_device
 from paceline.train.parts import Given, Parts
 from paceline.train.progress import SilentView, View
 from paceline.train.shares import worker_shares
+from paceline.train.team import Team
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +219,18 @@ def loss_total(plan: Plan, batch: Batch, shares: Sequence[float], node: int, lea
     parts = apportion(batch.total, worker_shares(plan, list(shares)), least)
     first = first_worker(plan, node)
     return sum(parts[first : first + plan.nodes[node].workers])
+
+
+def make_whole(task: Task, team: Team, job: Job, strategy: LocalStrategy) -> None:
+    """The same weights and buffers on every rank of every node, to evaluate and to save."""
+    strategy.prepare_evaluation()
+    if task.context.nodes > 1:
+        if job.exchange is not None:
+            job.exchange.before_evaluation()
+        if task.board is not None:  # the node's other ranks see the leader's weights
+            task.board.barrier("weights of all nodes")
+        team.share_buffers(strategy.model)
+        strategy.spread_buffers()
 
 
 def whole_optimizer_state(job: Job, strategy: LocalStrategy, *, first: bool) -> OptimizerState:

@@ -30,6 +30,7 @@ from paceline.train.assemble import (
     loss_total,
     make_feed,
     make_job,
+    make_whole,
     whole_optimizer_state,
 )
 from paceline.train.checkpoint import Checkpoints, Position, TrainState, check_model
@@ -40,6 +41,7 @@ from paceline.train.evaluate import evaluate, existing, has_classes
 from paceline.train.goal import Goal, LossWatch
 from paceline.train.optimizers import batch_factor, schedule_factor
 from paceline.train.parts import Parts, make_parts
+from paceline.train.proof import prove
 from paceline.train.serving import make_team
 from paceline.train.shares import describe_shares, rebalanced, worker_shares
 from paceline.train.signals import StopSignals
@@ -67,6 +69,13 @@ def _train(task: Task, recorder: Recorder) -> Outcome:
     parts = make_parts(task.config, task.given)
     opened = time.perf_counter() - start
     task = dataclasses.replace(task, checkpoint=agreed_checkpoint(task))
+    try:
+        prove(task, parts, recorder)
+    except BaseException:
+        task.view.close()
+        if task.given is None or task.given.data is None:  # else the next plan trains on it
+            parts.dataset.close()
+        raise
     trainer = Trainer(task, parts, recorder, started=start)
     try:
         trainer.check_goal()
@@ -245,7 +254,7 @@ class Trainer:
         if self.team.evaluates and (last or due):
             self.team.enter("evaluate", self.position.update)
             with self.recorder.span("evaluate"):
-                self.prepare_evaluation()
+                make_whole(self.task, self.team, self.job, self.strategy)
                 shares = worker_shares(self.task.plan, self.shares, by_rank=True)
                 score = evaluate(self.strategy, self.job, self.dataset.test, self.team, shares)
         line = {
@@ -304,17 +313,6 @@ class Trainer:
                 self.recorder.note("shares", describe_shares(self.task.plan, changed))
         return line
 
-    def prepare_evaluation(self) -> None:
-        """The same weights and buffers on every rank of every node."""
-        self.strategy.prepare_evaluation()
-        if self.task.context.nodes > 1:
-            if self.job.exchange is not None:
-                self.job.exchange.before_evaluation()
-            if self.task.board is not None:  # the node's other ranks see the leader's weights
-                self.task.board.barrier("weights of all nodes")
-            self.team.share_buffers(self.strategy.model)
-            self.strategy.spread_buffers()
-
     def checkpoint_due(self) -> bool:
         every = self.config.train.checkpoint_every
         return every is not None and self.position.update % every == 0
@@ -330,7 +328,7 @@ class Trainer:
 
     def _save(self, *, best: bool) -> None:
         self.team.enter("checkpoint", self.position.update)
-        self.prepare_evaluation()
+        make_whole(self.task, self.team, self.job, self.strategy)
         optimizer = whole_optimizer_state(self.job, self.strategy, first=self.team.is_first)
         tally = self.tally.saved()
         sums = self.team.sum([tally["loss_sum"], tally["correct"], tally["samples"]], "checkpoint")
