@@ -27,7 +27,7 @@ Samples = tuple[torch.Tensor, torch.Tensor]
 Divide = Callable[[int], Sequence[int]]
 """How many samples of a batch each part has."""
 
-MOVES = (0.003, 0.1)
+MOVES = (0.003, 0.3)
 """How far two updates should move the weights, as a part of their norm.
 
 Less than this would be lost in the last digits of the weights; where it is more, the second update
@@ -36,6 +36,8 @@ starts from weights that rounding alone has led apart.
 TARGET = 0.02
 """How far they are to move where the learning rate alone would move them less or more."""
 TRIES = 4
+FUSED_FROM = 5_000_000
+"""Weights from which a step of an optimizer that is not fused would take most of the time."""
 NUDGE = 2.0**-22
 """A change of the weights, relative to them, in about their last digit."""
 
@@ -55,13 +57,8 @@ class Trained:
     unused: set[str] = field(default_factory=set)
     """Parameters that took no part in any update."""
 
-    @property
-    def is_finite(self) -> bool:
-        return all(bool(torch.isfinite(tensor).all()) for tensor in self.weights.values())
-
-    @property
     def moved(self) -> float:
-        """How far the weights have moved, as a part of their norm."""
+        """How far the weights have moved, as a part of their norm; not finite where they are not."""
         names = [name for name, tensor in self.weights.items() if tensor.is_floating_point()]
         square = sum(norm(self.weights[name] - self.start[name]) ** 2 for name in names)
         return math.sqrt(square / max(sum(norm(self.start[n]) ** 2 for n in names), 1e-30))
@@ -85,12 +82,10 @@ class Plainly:
         rate = 1.0
         for attempt in range(TRIES):
             found = self.run(batches, rate)
-            if not found.is_finite:
-                rate /= 1024
-                continue
-            if found.moved == 0.0 or MOVES[0] <= found.moved <= MOVES[1] or attempt + 1 == TRIES:
+            moved = found.moved()
+            if moved == 0.0 or MOVES[0] <= moved <= MOVES[1] or attempt + 1 == TRIES:
                 return found
-            rate *= TARGET / found.moved
+            rate *= TARGET / moved if math.isfinite(moved) else 1 / 1024
         return found
 
     def run(
@@ -170,11 +165,13 @@ class Plainly:
             yield
 
     def _optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """The user's own, or torch's by its name: one weight after the other, nothing fused."""
+        """The user's own, or torch's by its name: fused, as the strategies' is, only if large."""
         settings = self.config.optimizer
         if not self.parts.elementwise:
             return self.parts.build_optimizer(parameters)
-        rest: dict[str, Any] = {"weight_decay": settings.weight_decay, "foreach": False}
+        large = sum(parameter.numel() for parameter in parameters) > FUSED_FROM
+        rest: dict[str, Any] = {"weight_decay": settings.weight_decay, "fused": large or None}
+        rest["foreach"] = False if not large else None
         if settings.name == "sgd":
             rest |= {"momentum": settings.momentum, "nesterov": settings.nesterov}
             return lean.SGD(parameters, lr=settings.learning_rate, **rest)
