@@ -7,17 +7,25 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: train test test-slow check format bench bench-local clean
+.PHONY: train test test-slow fuzz check format bench bench-local clean
 
 train: $(READY)
 	$(BIN)/paceline train
 
-# A test that fails gets one second try, and is then listed as RERUN: docs/decisions/0009.
+# Tests of two processes side by side: most of them wait for processes that they start.
+TEST_WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup
+
 test: $(READY)
-	$(BIN)/python -m pytest --reruns 1 $(PYTEST_FLAGS)
+	$(PYTEST) $(PYTEST_FLAGS)
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow $(PYTEST_FLAGS)
+	$(PYTEST) -m slow $(PYTEST_FLAGS)
+
+# Damaged files and messages for every reader; what fails is printed with the number that repeats it.
+FUZZ_SECONDS ?= 600
+fuzz: $(READY)
+	$(BIN)/python tests/fuzz/long.py --seconds $(FUZZ_SECONDS)
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -50,7 +50,7 @@ def worker(node: int, address: str, port: int, batch: int, updates: int) -> None
     model = build()
     choice = choose_partition(
         options,
-        find_chains(model, (3, 224, 224)),
+        find_chains(model),
         Division(parts=(own,) * len(HOSTS), shares=shares),
         parameters=sum(p.numel() for p in model.parameters()),
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from leaks import Watch, adopt_orphans
+from leaks import BACKING, SESSION, Watch, adopt_orphans
 
 from paceline.measure.instructions import use_safe_instructions
 from paceline.schema import Config
@@ -45,6 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
         (_home / folder).mkdir()
         os.environ[name] = str(_home / folder)
     tempfile.tempdir = None
+    # MPI's shared memory beside that of others who test at the same time, not among it.
+    shared = Path(tempfile.mkdtemp(prefix=SESSION, dir="/dev/shm"))
+    os.environ[BACKING] = str(shared)
     adopt_orphans()
     # Tests that a shell has put into the background would hand on that Ctrl-C is ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -56,6 +59,18 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove the session's folder."""
     if _home is not None:
         shutil.rmtree(_home, ignore_errors=True)
+        shutil.rmtree(os.environ[BACKING], ignore_errors=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files stay together when tests run side by side; all labs are of one process.
+
+    What a file's tests share is made once; a lab's leftovers are looked for on the whole machine.
+    """
+    for item in items:
+        group = "lab" if item.get_closest_marker("lab") else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +114,7 @@ def run_cli(tmp_path: Path) -> RunCli:
         *arguments: str | Path,
         cwd: Path | None = None,
         env: dict[str, str] | None = None,
-        timeout: float = 60.0,
+        timeout: float = 600.0,
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             _command(arguments),
@@ -168,4 +183,4 @@ def _end(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    process.communicate(timeout=10)
+    process.communicate(timeout=600)

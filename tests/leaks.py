@@ -23,12 +23,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-GRACE_SECONDS = 3.0
+GRACE_SECONDS = 20.0
+"""What just ended may take this long to be gone on a busy machine; nobody waits where it is."""
 ALLOWED_VARIABLES = {
     "PYTEST_CURRENT_TEST": "pytest changes it between the phases of a test",
     "TORCHINDUCTOR_CACHE_DIR": "torch sets it for itself when it first builds an optimizer",
 }
 _SHARED_MEMORY = Path("/dev/shm")
+BACKING = "OMPI_MCA_btl_sm_backing_directory"
+"""Where Open MPI keeps the memory that its ranks share."""
+SESSION = "pl-"
+"""What the tests of one process share begins with this: other processes run tests of their own."""
 _PR_SET_CHILD_SUBREAPER = 36
 _LISTENING = "0A"
 
@@ -48,7 +53,7 @@ class Watch:
         self._environment = dict(os.environ)
         self._folder = Path.cwd()
         self._sockets = _socket_inodes()
-        self._shared = _names(_SHARED_MEMORY)
+        self._shared = _shared_files()
         self._temporary = _names(Path(tempfile.gettempdir()))
         self._affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 
@@ -130,7 +135,7 @@ class Watch:
 
     def _left_files(self, grace: float) -> list[str]:
         def left() -> list[Path]:
-            shared = [_SHARED_MEMORY / name for name in _names(_SHARED_MEMORY) - self._shared]
+            shared = [Path(name) for name in _shared_files() - self._shared]
             folder = Path(tempfile.gettempdir())
             temporary = [
                 folder / name
@@ -214,6 +219,14 @@ def _names(folder: Path) -> set[str]:
         return {path.name for path in folder.iterdir()}
     except OSError:
         return set()
+
+
+def _shared_files() -> set[str]:
+    """Files of shared memory, those of other sessions of tests left out."""
+    own = os.environ.get(BACKING, "")
+    found = {str(_SHARED_MEMORY / name) for name in _names(_SHARED_MEMORY)}
+    found = {name for name in found if not Path(name).name.startswith(SESSION)}
+    return found | ({str(Path(own) / name) for name in _names(Path(own))} if own else set())
 
 
 def _held_by_strangers(path: Path) -> bool:

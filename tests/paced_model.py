@@ -1,11 +1,13 @@
 """A small model that takes as long as a test wants, so that the test can act in the middle.
 
 While a file `pace` lies beside it, each forward pass of training takes as many seconds more as
-stand in there, and a file `asleep` says that one has begun.
+stand in there, and a file `asleep` says that one has begun. While a file `hold` lies there,
+evaluations stand still, and a file `held-PID` says that one does.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from pathlib import Path
@@ -30,6 +32,10 @@ class Paced(torch.nn.Module):
         if self.training and pace.exists():
             (HERE / "asleep").touch()
             time.sleep(float(pace.read_text() or 0))
+        end = time.monotonic() + 60
+        while not self.training and (HERE / "hold").exists() and time.monotonic() < end:
+            (HERE / f"held-{os.getpid()}").touch()
+            time.sleep(0.01)
         result: torch.Tensor = self.layers(inputs)
         return result
 

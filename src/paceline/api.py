@@ -6,7 +6,6 @@ Only this module and the command line chain them.
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,21 +14,26 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.config import config_from, dump_config, load_config, with_versions
 from paceline.config.environment import data_root
-from paceline.errors import RunDirectoryError, UserError
-from paceline.plan import (
-    asked_node,
-    asked_plan,
-    plan_from_race,
-    refuse_options_without_strategy,
+from paceline.errors import ConfigError, RunDirectoryError, UserError, shown
+from paceline.references import is_object, object_name, reference_to
+from paceline.run import RunDirectory, create_run, open_run, write_whole
+from paceline.schema import Config, Plan, Race, read_json
+from paceline.schema.checkpoint import (
+    TrainState,
+    check_continued,
+    fixed_settings,
+    flat_settings,
+    newest_good,
+    other_settings,
+    with_lengths,
 )
-from paceline.references import reference_to
-from paceline.run import RunDirectory, create_run, open_run
-from paceline.schema import Config, Plan, Race, encode, read_json, write_json
+from paceline.schema.codec import decode, encode
+from paceline.schema.plain import read_json_file
 
 if TYPE_CHECKING:
     from paceline.schema.hosts import Hosts
     from paceline.schema.legs import Leg
-    from paceline.train.parts import Given
+    from paceline.train.given import Given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,19 +43,19 @@ class Result:
     run: Path
     """The run directory."""
     summary: dict[str, Any]
-    """What run.json holds: loss, accuracy, seconds, images per second."""
+    """What run.json holds: loss, accuracy where there are classes, seconds, images per second."""
     exit_code: int = 0
 
     @property
     def accuracy(self) -> float | None:
-        """Test accuracy after the last epoch, 0 to 1."""
+        """Test accuracy after the last epoch, 0 to 1; None where there are no classes."""
         return self.summary.get("test_accuracy")
 
     def load_model(self, model: Any) -> Any:
         """Put the trained weights into `model` (a module of the same kind) and return it."""
-        from safetensors.torch import load_file
+        from paceline.models.extra_state import load_model
 
-        model.load_state_dict(load_file(self.run / "checkpoints" / "latest" / "model.safetensors"))
+        model.load_state_dict(load_model(self.run / "checkpoints" / "latest" / "model.safetensors"))
         return model
 
 
@@ -62,7 +66,8 @@ class Workload:
     model: str | Callable[..., Any] = "mnist_cnn"
     """A name, "module:callable", or a function or class that makes a new `nn.Module`."""
     data: Any = "digits"
-    """A name, a folder, "module:callable", a map-style dataset, or a pair (train, test) of them."""
+    """A name, a folder, "module:callable", a map-style dataset, a pair (train, test), or a function
+    that gives one of these two."""
     loss: str | Callable[..., Any] = "cross_entropy"
     """A name, or (outputs, targets) -> mean over the samples."""
     optimizer: str | Callable[..., Any] = "adam"
@@ -87,49 +92,43 @@ def train(
     ...     epochs=3, settings={"optimizer.learning_rate": 0.01, "local.strategy": "threads"},
     ... )                                                                    # doctest: +SKIP
     """
-    workload = workload or Workload()
-    names, given = _names_and_objects(workload)
-    asked = {"name": "train", "train.epochs": epochs, **names, **(settings or {})}
-    config = config_from(asked)
-    if given is not None:
-        from paceline.train.parts import with_dataset
-
-        given = with_dataset(given, workload.data, config)
+    names, given = _names_and_objects(workload or Workload())
+    config = config_from(
+        {"name": "train", "train.epochs": epochs, **names, **flat_settings(settings or {})}
+    )
+    _refuse_two_names(config, names)
     where = Path(run) if run is not None else None
-    config, directory, plan = begin(config, run=where, resume=resume)
-    try:
-        say = (lambda text: None) if silent else print
-        start = Start(config=config, run=directory, plan=plan, given=given, silent=silent, say=say)
-        return run_training(start)
-    finally:
-        directory.unlock()
+    say = (lambda text: None) if silent else print
+    config, directory, plan = begin(config, run=where, resume=resume, given=given, say=say)
+    return run_training(
+        Start(config=config, run=directory, plan=plan, given=given, silent=silent, say=say)
+    )
 
 
 def _names_and_objects(workload: Workload) -> tuple[dict[str, Any], Given | None]:
-    """Settings for what has a name, and the objects that have none."""
-    from paceline.train.parts import Given
+    """Settings for what is to be trained, and the objects that have no name to be found by."""
+    from paceline.train.given import KEYS, Given
 
-    keys = {
-        "workload.model": workload.model,
-        "workload.loss": workload.loss,
-        "optimizer.name": workload.optimizer,
-        "workload.data": workload.data,
-    }
     names: dict[str, Any] = {"workload.batch_size": workload.batch_size}
     objects: dict[str, Any] = {}
-    for key, value in keys.items():
+    for part, key in KEYS.items():
+        value = getattr(workload, part)
         name = value if isinstance(value, str) else reference_to(value)
-        if name is not None:
-            names[key] = name
-        else:
-            objects[key] = value
-    if not objects:
-        return names, None
-    return names, Given(
-        model=objects.get("workload.model"),
-        loss=objects.get("workload.loss"),
-        optimizer=objects.get("optimizer.name"),
-    )
+        if name is None:
+            name, objects[part] = object_name(value), value
+        names[key] = name
+    return names, Given(**objects) if objects else None
+
+
+def _refuse_two_names(config: Config, names: Mapping[str, Any]) -> None:
+    """A setting must not say something else than the object that is trained."""
+    flat = flat_settings(encode(config))
+    for key, name in names.items():
+        if is_object(str(name)) and flat[key] != name:
+            raise ConfigError(
+                f"settings has {key} = {flat[key]!r}, but the workload gives {name}: leave one of"
+                " them out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,29 +172,36 @@ def begin(
     resume: bool = False,
     plan: Path | None = None,
     changes: Sequence[str] = (),
+    given: Given | None = None,
+    elsewhere: bool = False,
+    say: Callable[[str], None] = print,
 ) -> tuple[Config, RunDirectory, Plan | None]:
     """Make or open the run directory; the plan comes from it, from `plan`, or is still open.
 
     `changes` are settings (as "key=value") of a run to be continued, where `config` is None.
+    `elsewhere`: hosts may have kept checkpoints that are not here, and are asked later.
     """
-    if resume:
-        directory = open_run(run or Path("runs/latest"))
-        config = _continued(directory, config, changes)
-    else:
-        config = config or load_config()
-        directory = create_run(config.name, run)
-    directory.lock()
-    config = resolve(config)
-    found = plan or (directory.plan if directory.plan.exists() else None)
-    try:
-        stored_plan = read_json(Plan, found) if found else None
-    except UserError:
-        directory.discard()
-        raise
-    if not (resume and directory.config.exists() and load_config(directory.config) == config):
-        partial = directory.config.with_name(".config.toml.partial")
-        partial.write_text(dump_config(config))
-        partial.replace(directory.config)
+    from paceline.train.given import refuse_without_objects
+
+    opened = open_run(run or Path("runs/latest")) if resume else None
+    config = resolve(_continued(opened, config, changes) if opened else config or load_config())
+    refuse_without_objects(config, given)
+    directory = opened or create_run(config.name, run)
+    with directory.explained():
+        directory.lock()
+        directory.remember()
+        try:
+            state = None
+            if resume:
+                config, state = _checkpoint(directory, config, say, elsewhere=elsewhere)
+            stored_plan = _stored_plan(directory, plan, state, say)
+            same = directory.config.exists() and load_config(directory.config) == config
+            if not (resume and same):
+                write_whole(directory.config, dump_config(config))
+        except BaseException:
+            directory.discard()
+            directory.unlock()
+            raise
     return config, directory, stored_plan
 
 
@@ -258,14 +264,6 @@ def _from_anywhere(name: str) -> str:
     return name
 
 
-MAY_CHANGE = (
-    "name", "versions", "observe", "data.root", "data.cache",
-    "train.epochs", "train.steps", "train.until", "train.deadline",
-    "train.evaluate_every", "train.checkpoint_every", "train.keep",
-)  # fmt: skip
-"""What may be different when a run is continued: how long, not what."""
-
-
 def _continued(directory: RunDirectory, config: Config | None, changes: Sequence[str]) -> Config:
     """The configuration of a run to be continued, with what may change of what is asked."""
     if not directory.config.exists():
@@ -274,13 +272,7 @@ def _continued(directory: RunDirectory, config: Config | None, changes: Sequence
         return config
     stored = load_config(directory.config)
     wanted = config or load_config(directory.config, changes)
-    before, now = _flat(encode(resolve(stored))), _flat(encode(resolve(wanted)))
-    other = [
-        key
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-        and not any(key == free or key.startswith(f"{free}.") for free in MAY_CHANGE)
-    ]
+    other = other_settings(fixed_settings(resolve(stored)), fixed_settings(resolve(wanted)))
     if other:
         raise RunDirectoryError(
             f"{directory.path} was begun with another configuration ({', '.join(other[:4])}"
@@ -290,21 +282,53 @@ def _continued(directory: RunDirectory, config: Config | None, changes: Sequence
     return dataclasses.replace(wanted, name=stored.name)
 
 
-def _flat(data: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{above}{key}.")
-        else:
-            flat[f"{above}{key}"] = value
-    return flat
+def _checkpoint(
+    directory: RunDirectory, config: Config, say: Callable[[str], None], *, elsewhere: bool
+) -> tuple[Config, TrainState | None]:
+    """What a run goes on from: its newest checkpoint that is not damaged, of this training."""
+    found = newest_good(directory.checkpoints, say)
+    if found is None and elsewhere:
+        return config, None
+    if found is None:
+        raise RunDirectoryError(
+            f"{directory.path} has no checkpoint to continue from: train it from the start with"
+            f" `paceline train {directory.config}`"
+        )
+    config = with_lengths(config, found[1])
+    check_continued(*found, config)
+    for until, length in config.train.lengths.items():
+        say(
+            f"the learning rate follows the new length from update {until} on, and before that the"
+            f" {length} updates it was to be: config.toml says so in train.lengths"
+        )
+    return config, found[1]
+
+
+def _stored_plan(
+    directory: RunDirectory,
+    given: Path | None,
+    state: TrainState | None,
+    say: Callable[[str], None],
+) -> Plan | None:
+    """The plan that was asked for, or the run's; a damaged one of a run is in its checkpoints."""
+    if given is not None or state is None:
+        found = given or (directory.plan if directory.plan.exists() else None)
+        return read_json(Plan, found) if found else None
+    try:
+        return read_json(Plan, directory.plan)
+    except UserError as error:
+        if not state.plan:
+            say(f"warning: {error}; the run is planned anew")
+            return None
+        say(f"warning: {error}; the plan of the newest checkpoint is used")
+        return decode(Plan, state.plan)
 
 
 def run_training(start: Start) -> Result:
     """Plan if needed, launch, train, and return what came of it."""
     try:
-        return _run_training(start)
+        with start.run.explained():
+            return _run_training(_with_objects(start))
     except UserError:
         start.run.discard()
         raise
@@ -312,10 +336,27 @@ def run_training(start: Start) -> Result:
         start.run.unlock()
 
 
+def _with_objects(start: Start) -> Start:
+    """With data of the caller's own opened; what would leave objects behind is refused."""
+    from paceline.train.given import refuse_other_hosts, refuse_other_processes, with_open_data
+
+    if start.given is None:
+        return start
+    if start.hosts is not None:
+        refuse_other_hosts(start.config, start.given)
+    nodes = start.plan.nodes if start.plan is not None else ()
+    for strategy in (start.config.local.strategy, *(node.strategy for node in nodes)):
+        refuse_other_processes(start.config, strategy, start.given)
+    from paceline.train.parts import data_request
+
+    given = with_open_data(start.given, start.config, data_request(start.config))
+    return dataclasses.replace(start, given=given)
+
+
 def _run_training(start: Start) -> Result:
     from paceline.measure.instructions import use_safe_instructions
 
-    config, run, plan = start.config, start.run, start.plan
+    config, run = start.config, start.run
     note = use_safe_instructions(config)
     if note:
         start.say(note)
@@ -324,35 +365,11 @@ def _run_training(start: Start) -> Result:
 
         code = train_on_hosts(start)
         return Result(run=run.path, summary=summary_of(run), exit_code=code)
-    if plan is None and _finds_out(config):
+    if start.plan is None and _finds_out(config):
         return _train_in_legs(start)
-    if plan is None:
-        plan = choose_plan(start)
-    if len(plan.nodes) > 1:
-        raise UserError(
-            f"the plan has {len(plan.nodes)} nodes, but only this machine was given: name the hosts"
-            " with --hosts, or leave the plan out to make a new one"
-        )
-    write_json(run.plan, plan)
-    node = plan.nodes[0]
-    if not node.shares_memory:
-        from paceline.train.assemble import Task
-        from paceline.train.loop import train
-        from paceline.train.progress import make_view
+    from paceline.commands.alone import train_alone
 
-        task = Task(
-            config=config,
-            plan=plan,
-            run=run,
-            given=start.given,
-            view=make_view(silent=start.silent),
-        )
-        outcome = train(task)
-        return Result(run=run.path, summary=outcome.summary, exit_code=outcome.exit_code)
-    from paceline.launch.local import run_ranks
-
-    code = run_ranks(RunDirectory(run.path.resolve()), node, silent=start.silent)
-    return Result(run=run.path, summary=summary_of(run), exit_code=code)
+    return train_alone(start)
 
 
 def _finds_out(config: Config) -> bool:
@@ -361,6 +378,7 @@ def _finds_out(config: Config) -> bool:
 
 
 def _train_in_legs(start: Start) -> Result:
+    from paceline.plan import refuse_options_without_strategy
     from paceline.workflow.alone import Alone, train_alone
 
     refuse_options_without_strategy(start.config.local)
@@ -380,29 +398,15 @@ def _train_in_legs(start: Start) -> Result:
 
 def summary_of(run: RunDirectory) -> dict[str, Any]:
     """What run.json holds; empty before the end of a training."""
-    found: dict[str, Any] = json.loads(run.summary.read_text()) if run.summary.exists() else {}
+    if not run.summary.exists():
+        return {}
+    try:
+        found = read_json_file(run.summary)
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{run.summary} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise RunDirectoryError(f"{run.summary} is {shown(found)}, not a table of keys")
     return found
-
-
-def choose_plan(start: Start) -> Plan:
-    """The plan for this machine: what was asked for, or what a race finds."""
-    from paceline.local.cores import usable_cores
-
-    config = start.config
-    if config.local.strategy != "auto":
-        node = asked_node(
-            config.local, usable_cores(), elementwise=_has_elementwise_optimizer(start)
-        )
-        return asked_plan(config, node, f"local.strategy = {node.strategy!r} was asked for")
-    refuse_options_without_strategy(config.local)
-    found, cached = race(
-        config, given=start.given, again=start.again, quiet=start.silent, say=start.say
-    )
-    write_json(start.run.race, found)
-    for warning in found.warnings:
-        start.say(f"warning: {warning}")
-    start.say(f"{'race (from the cache)' if cached else 'race'}: {found.decision}")
-    return plan_from_race(config, found)
 
 
 def race(
@@ -433,8 +437,3 @@ def race(
         say=say,
     )
     return run_race(request)
-
-
-def _has_elementwise_optimizer(start: Start) -> bool:
-    own = start.given is not None and start.given.optimizer is not None
-    return not own and ":" not in start.config.optimizer.name

@@ -7,13 +7,18 @@ more than a second to import).
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from typing import NoReturn
 
 import click
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, is_out_of_memory, shortened, shown
+from paceline.text import printable
+
+_NAMES_OF_NO_FILE = (errno.ENAMETOOLONG, errno.ELOOP)
+"""Wherever a path was given, the user can put it right."""
 
 # name -> (module with a click command called `command`, one line for --help)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -86,16 +91,28 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except PacelineError as error:
         if debug:
             raise
-        click.echo(f"paceline: {error}", err=True)
+        click.echo(f"paceline: {printable(str(error))}", err=True)
         sys.exit(error.exit_code)
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, OSError) and error.errno in _NAMES_OF_NO_FILE:
+            name = shown(error.filename)
+            click.echo(f"paceline: {name} cannot be the name of a file: {error.strerror}", err=True)
+            sys.exit(2)
+        if is_out_of_memory(error):
+            reason = printable(shortened(str(error).splitlines()[0] if str(error) else "no room"))
+            click.echo(
+                f"paceline: memory has run out ({reason}): use a smaller batch, smaller images,"
+                " a smaller model, or fewer processes",
+                err=True,
+            )
+            sys.exit(1)
         # A note says where it comes from; without one it is a fault of ours.
         notes = getattr(error, "__notes__", [])
         fault = f"{'' if notes else 'internal error: '}{type(error).__name__}: {error}"
         hint = "; ".join([*notes, "run again with --debug for the traceback"])
-        click.echo(f"paceline: {fault} ({hint})", err=True)
+        click.echo(f"paceline: {printable(f'{fault} ({hint})')}", err=True)
         sys.exit(1)
 
 

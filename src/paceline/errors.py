@@ -7,6 +7,7 @@
     |   |-- DataError             data that is missing, damaged or does not fit the model
     |   |-- RunDirectoryError     a run directory that is missing, busy or damaged
     |   |-- StrategyError         a local strategy that this model or machine cannot run
+    |   |-- ProofError            a plan that would not give the weights of one process
     |   `-- UnsupportedError      a combination outside the support matrix
     `-- RunError                  the run could not go on; exit code 1
         |-- DivergedError         the loss became NaN or exploded
@@ -29,6 +30,7 @@ __all__ = [
     "DivergedError",
     "ModelError",
     "PacelineError",
+    "ProofError",
     "RunDirectoryError",
     "RunError",
     "StorageError",
@@ -36,6 +38,9 @@ __all__ = [
     "UnsupportedError",
     "UserError",
     "WorkerError",
+    "is_out_of_memory",
+    "shortened",
+    "shown",
     "unknown_name",
 ]
 
@@ -72,6 +77,10 @@ class StrategyError(UserError):
     """A local strategy cannot run this model on this machine."""
 
 
+class ProofError(UserError):
+    """A plan gives this model other weights than one process does."""
+
+
 class UnsupportedError(UserError):
     """A combination that the support matrix does not list."""
 
@@ -96,6 +105,40 @@ class StorageError(RunError):
     """Something could not be written; what was there before is intact."""
 
 
+LONGEST_VALUE = 160
+"""Characters of a value that a message repeats: enough to find it again, and still one sentence."""
+
+
+def shown(value: object) -> str:
+    """A value as a message repeats it: as Python writes it, the middle left out where it is long.
+
+    >>> shown("adma"), shown("x" * 1000)[-14:]
+    ("'adma'", "xxxxxxxxxxxxx'")
+    """
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits; lists without end
+        return f"a {type(value).__name__} that is too large to print"
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    """A text for the middle of a sentence: one line, its middle left out where it is too long."""
+    text = "".join(each if each.isprintable() else " " for each in text)
+    if len(text) <= LONGEST_VALUE:
+        return text
+    return f"{text[: LONGEST_VALUE - 40]}...{text[-37:]}"
+
+
+_NO_ROOM = ("can't allocate memory", "Unable to allocate", "not enough memory")
+"""How torch and numpy say that memory has run out; torch has no exception of its own for it."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether there was no memory for something, whoever asked for it."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_ROOM)
+
+
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
     """One sentence for a name that is not in a list.
 
@@ -103,6 +146,8 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
     "unknown model 'alexnte': did you mean 'alexnet'? Valid: alexnet, vgg16"
     """
     choices = sorted(valid)
-    close = difflib.get_close_matches(name, choices, n=1)
+    # Likeness takes a time that grows with the square of the length.
+    likely = len(name) <= LONGEST_VALUE
+    close = difflib.get_close_matches(name, choices, n=1) if likely else []
     hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"unknown {kind} {name!r}: {hint}Valid: {', '.join(choices)}"
+    return f"unknown {kind} {shown(name)}: {hint}Valid: {', '.join(choices)}"

@@ -3,11 +3,15 @@
 A model, a data set, a loss or an optimizer of one's own is named in the
 configuration by such a reference. Python code is executed only because the user
 named it; nothing is ever executed from data.
+
+What a script hands over itself (a class of its own, a lambda, a dataset) has no such
+name. Its run says `object:` and what it was, which can be read but not resolved.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -15,13 +19,17 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
-from types import ModuleType
+from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 from paceline.errors import ConfigError
 
-__all__ = ["is_reference", "resolve"]
+__all__ = ["is_object", "is_reference", "object_name", "reference_to", "resolve", "resolve_factory"]
+
+OBJECT = "object:"
+"""Begins the name of something that only the process that made it has."""
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -37,6 +45,8 @@ def is_reference(text: str) -> bool:
     >>> is_reference("alexnet"), is_reference("some/folder")
     (False, False)
     """
+    if is_object(text):
+        return True
     place, colon, attribute = text.rpartition(":")
     if not colon or not _DOTTED.fullmatch(attribute):
         return False
@@ -52,6 +62,12 @@ def resolve(reference: str, what: str) -> Callable[..., Any]:
     >>> resolve("collections:OrderedDict", "model")()
     OrderedDict()
     """
+    if is_object(reference):
+        raise ConfigError(
+            f"{what} {reference!r} was an object of a Python program, which no other process has:"
+            " give it again to paceline.train(), or put it into a module and name it as"
+            " 'module:callable'"
+        )
     if not is_reference(reference):
         raise ConfigError(
             f"{what} {reference!r} is not a reference: write 'package.module:callable'"
@@ -73,6 +89,20 @@ def resolve(reference: str, what: str) -> Callable[..., Any]:
             " name a function or a class"
         )
     return found  # type: ignore[no-any-return]
+
+
+def resolve_factory(reference: str, what: str) -> Callable[..., Any]:
+    """`resolve` for what is called to make something: a function or a class written in Python.
+
+    What the interpreter itself brings (os:abort, sys:exit) makes no model; it is not called.
+    """
+    found = resolve(reference, what)
+    if isinstance(found, BuiltinFunctionType):
+        raise ConfigError(
+            f"{what} {reference!r} is a built-in function of the interpreter, which makes no"
+            f" {what.rpartition('.')[0] or what}: name a function or a class of your own"
+        )
+    return found
 
 
 def _is_file(place: str) -> bool:
@@ -173,7 +203,58 @@ def reference_to(thing: object) -> str | None:
     """
     module = getattr(thing, "__module__", None)
     name = getattr(thing, "__qualname__", None)
-    if not module or not name or module == "__main__" or not name.isidentifier():
+    if not isinstance(module, str) or not isinstance(name, str) or module == "__main__":
         return None
-    found = getattr(sys.modules.get(module), name, None)
-    return f"{module}:{name}" if found is thing else None
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{name}" if found is thing and _is_found_elsewhere(module) else None
+
+
+def _is_found_elsewhere(module: str) -> bool:
+    """Whether a process that is started in the current folder imports the same file.
+
+    The folder of the running script is searched by this process alone.
+    """
+    top = module.partition(".")[0]
+    file = getattr(sys.modules.get(top), "__file__", None)
+    if file is None:  # part of the interpreter
+        return True
+    place = Path(file).resolve()
+    here = PathFinder.find_spec(top, [str(Path.cwd())])
+    if here is not None:
+        return here.origin is not None and Path(here.origin).resolve() == place
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    root = place.parent.parent if place.name == "__init__.py" else place.parent
+    if script is None or Path(script).resolve().parent != root:
+        return True
+    return any(Path(entry).resolve() == root for entry in sys.path[1:])
+
+
+def is_object(text: str) -> bool:
+    """Whether `text` is what a run says of something that was handed over as an object.
+
+    >>> is_object("object:__main__.Net"), is_object("nets:Net")
+    (True, False)
+    """
+    return text.startswith(OBJECT)
+
+
+def object_name(thing: object) -> str:
+    """What a run says of an object that another process cannot find.
+
+    >>> object_name(lambda: None), object_name(functools.partial(print, 1))
+    ('object:paceline.references.<lambda>', 'object:partial(builtins.print)')
+    """
+    return f"{OBJECT}{_described(thing)}"
+
+
+def _described(thing: object) -> str:
+    if isinstance(thing, functools.partial):
+        return f"partial({_described(thing.func)})"
+    if type(thing) in (tuple, list):
+        return f"({', '.join(_described(each) for each in thing)})"  # type: ignore[attr-defined]
+    name = getattr(thing, "__qualname__", None)
+    if isinstance(name, str):
+        return f"{getattr(thing, '__module__', None) or 'builtins'}.{name}"
+    return f"{type(thing).__module__}.{type(thing).__qualname__}()"

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
-from paceline.errors import RunDirectoryError
+from paceline.errors import RunDirectoryError, StorageError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+_CLOSED = (errno.EACCES, errno.EPERM, errno.EIO)
 
 
 class RunDirectory:
@@ -21,6 +25,13 @@ class RunDirectory:
         self.path = path
         self._lock: int | None = None
         self._undo: Callable[[], None] | None = None
+        self._before: dict[Path, str | None] = {}
+        self._newest: str | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """It was made for this training, not opened to go on with."""
+        return self._undo is not None
 
     @property
     def config(self) -> Path:
@@ -76,15 +87,47 @@ class RunDirectory:
             os.close(self._lock)
             self._lock = None
 
-    def discard(self) -> None:
-        """Take a new run back that a mistake of the user ended before it trained.
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Say in a sentence what the disk that the run lies on refuses."""
+        try:
+            yield
+        except OSError as error:
+            place = Path(str(error.filename)) if error.filename else self.path
+            inside = place.is_relative_to(self.path) or place.is_relative_to(self.path.resolve())
+            if error.errno in _FULL or (error.errno in _CLOSED and inside):
+                raise StorageError(
+                    f"{place} cannot be written ({error.strerror}): free some room or make it"
+                    " writable, or choose another --run"
+                ) from None
+            raise
 
-        Its name is then free for the next try. A run that was opened, or that has
-        trained, is left as it is.
+    def remember(self) -> None:
+        """Note what is here, so that `discard` can leave an opened run as it was."""
+        files = (self.config, self.plan, self.race)
+        self._before = {file: file.read_text() if file.exists() else None for file in files}
+        self._newest = self._latest()
+
+    def discard(self) -> None:
+        """Take back what a mistake of the user ended before it trained.
+
+        A new run is removed: its name is then free for the next try. One that was opened says again
+        what it said before. A run that has trained since is left as it is.
         """
-        if self._undo is not None and not self.metrics.exists() and not self.checkpoints.exists():
-            self._undo()
-            self._undo = None
+        if self._undo is not None:
+            if not self.metrics.exists() and not self.checkpoints.exists():
+                self._undo()
+                self._undo = None
+        elif self._latest() == self._newest:
+            for file, text in self._before.items():
+                if text is None:
+                    file.unlink(missing_ok=True)
+                elif file.read_text() != text:
+                    write_whole(file, text)
+
+    def _latest(self) -> str | None:
+        latest = self.checkpoints / "latest"
+        return latest.readlink().name if latest.is_symlink() else None
 
 
 def create_run(name: str, where: Path | None = None, root: Path = Path("runs")) -> RunDirectory:
@@ -123,6 +166,13 @@ def create_run(name: str, where: Path | None = None, root: Path = Path("runs")) 
 def _has_files(path: Path) -> bool:
     """True when a folder holds more than the lock of a run that was killed as it began."""
     return any(entry.name != ".lock" for entry in path.iterdir())
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file that is there as a whole or not at all."""
+    partial = file.with_name(f".{file.name}.partial")
+    partial.write_text(text)
+    partial.replace(file)
 
 
 def open_run(path: Path) -> RunDirectory:

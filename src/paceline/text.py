@@ -1,6 +1,22 @@
-"""Figures as people read them."""
+"""Figures as people read them, and foreign texts as a terminal or a spreadsheet may have them."""
 
 from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import unicodedata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_STEERING = ("Cc", "Cs", "Zl", "Zp")
+"""Kinds of characters that steer what shows them: escapes, half characters, ends of lines."""
+_TURNING = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+"""Characters that turn the direction of writing, and so can hide what a text says."""
+_NUMBER = re.compile(r"[+-]?[0-9][0-9.,]*(?:[eE][+-]?[0-9]+)?")
 
 
 def duration(seconds: float) -> str:
@@ -36,3 +52,59 @@ def rank_name(rank: int, host: str, role: str = "worker") -> str:
     ('rank 0 on a', 'server, rank 3 on d')
     """
     return f"{'server, ' if role == 'server' else ''}rank {rank} on {host}"
+
+
+def leave_terminal() -> None:
+    """Write to a terminal that has gone no more: every line would raise an error instead."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+                os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+def printable(text: str) -> str:
+    """A text of a file, a host or a data set as a terminal may have it: nothing in it steers.
+
+    >>> print(printable("\\x1b[31mred"))
+    \\x1b[31mred
+    """
+    if text.isascii() and text.isprintable():
+        return text
+
+    def steers(each: str) -> bool:
+        return each in _TURNING or (each not in "\n\t" and unicodedata.category(each) in _STEERING)
+
+    return "".join(ascii(each)[1:-1] if steers(each) else each for each in text)
+
+
+def spreadsheet_cell(cell: Any) -> Any:
+    """A cell of a CSV file: what a spreadsheet would compute as a formula is marked as a text.
+
+    >>> [spreadsheet_cell(cell) for cell in ("=1+1", "-0.5", "adam", -0.5)]
+    ["'=1+1", '-0.5', 'adam', -0.5]
+    """
+    if not isinstance(cell, str) or _NUMBER.fullmatch(cell):
+        return cell
+    cell = printable(cell)
+    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r", "\\")) else cell
+
+
+def terminal(*, stderr: bool = False, width: int | None = None) -> Console:
+    """A console that prints texts as they are: brackets are no markup, and nothing in them steers.
+
+    `width`: where the output is no terminal.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    class Plain(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(printable(text), **options)
+
+    def made(**size: Any) -> Console:
+        return Plain(stderr=stderr, markup=False, emoji=False, highlight=False, **size)
+
+    console = made()
+    return console if width is None or console.is_terminal else made(width=width)

@@ -20,7 +20,7 @@ __all__ = ["make_lab"]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.lab,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(
         chromium.find() is None, reason="no Chromium here: apt-get install chromium"
     ),
@@ -51,7 +51,7 @@ def train(lab: Lab, run: Path) -> Path:
         [sys.executable, "-m", "paceline.cli", "train", "--hosts", "lab", "--engine", "ssh",
          "--run", str(run), *words],
         capture_output=True,
-        timeout=150,
+        timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
     return run

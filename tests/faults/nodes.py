@@ -72,7 +72,7 @@ class Nodes:
     def ends(self, node: int) -> tuple[int, str]:
         """Exit code and output of a node, once it has ended."""
         process = self.processes[node]
-        output, _ = process.communicate(timeout=90)
+        output, _ = process.communicate(timeout=600)
         return process.returncode, output
 
     def kill(self, node: int) -> None:
@@ -80,7 +80,7 @@ class Nodes:
         self.processes[node].wait()
 
     def until(self, condition: Callable[[], bool]) -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while not condition():
             assert self.processes[0].poll() is None or condition(), self.ends(0)
             assert time.monotonic() < end, "the training did not get there"

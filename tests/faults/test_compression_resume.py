@@ -7,7 +7,7 @@ from nodes import MakeNodes, make_nodes
 from safetensors.torch import load_file
 
 __all__ = ["make_nodes"]
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.mark.slow

@@ -1,9 +1,8 @@
-"""A disk that becomes full costs the new checkpoint, never an old one, and is said."""
+"""A disk that becomes full costs the new checkpoint, never an old one, and ends the training."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import resource
 import subprocess
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from trainings import PacedTraining, Training
+from trainings import STRATEGIES, PacedTraining, Training
 
 from paceline.train.checkpoint import Checkpoints
 
@@ -60,15 +59,17 @@ def test_full_disk_then_room_again(
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:
             file.write(b"x" * 4096)
-    output, error = process.communicate(timeout=60)
+    output, error = process.communicate(timeout=600)
     assert process.returncode == 1, output + error
-    assert "warning: the checkpoint of update" in output
-    assert "No space left on device" in output
-    assert "free some room" in output
-    assert error.startswith("paceline: training ended, but its last state could not be saved in ")
+    assert error.startswith("paceline: the checkpoint of update ")
+    assert "No space left on device" in error
+    assert "free some room" in error
     assert len(error.splitlines()) == 1
+    # At the first one that was lost, not hours later.
     kept = check_old_checkpoint(subject)
     assert 0 < kept < 40
+    lost = int(error.split("of update ")[1].split()[0])
+    assert lost in (kept + 1, kept + 2, kept + 3)
     filler.unlink()
     subject.set_pace(None)
     done = call_cli(*subject.resume)
@@ -89,15 +90,45 @@ def test_files_that_may_not_grow(tmp_path: Path) -> None:
         preexec_fn=limit,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         cwd=tmp_path,
     )
     assert done.returncode == 1, done.stdout
-    assert "could not be written" in done.stdout
-    assert "there is none before it" in done.stdout
-    assert "File too large" in done.stdout
-    assert done.stderr.startswith("paceline: training ended, but its last state could not be saved")
-    # What is small enough was written all the same.
-    assert [line["epoch"] for line in subject.lines()] == [1]
-    assert json.loads((subject.run / "run.json").read_text())["updates"] == 10
+    assert done.stderr.startswith("paceline: the checkpoint of update 2 could not be written to ")
+    assert "there is none before it" in done.stderr
+    assert "File too large" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
     assert not list((subject.run / "checkpoints").iterdir())
+
+
+def test_ranks_on_a_full_disk(small_disk: Path, tmp_path: Path, start_cli: StartCli) -> None:
+    """Not even word of the failure can be left then."""
+    subject = PacedTraining(small_disk / "run", pace=0.05, **STRATEGIES["processes"])
+    process = start_cli(*subject.begin, cwd=tmp_path)
+    subject.wait_for_checkpoint(process)
+    filler = small_disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 512)
+    output, error = process.communicate(timeout=60)
+    assert process.returncode == 1, output + error
+    assert "the checkpoint of update" in error
+    assert "No space left on device" in error
+    assert "Traceback" not in error
+    check_old_checkpoint(subject)
+
+
+def test_a_disk_that_may_only_be_read(small_disk: Path, call_cli: RunCli) -> None:
+    subject = PacedTraining(small_disk / "run", train__epochs=1)
+    assert call_cli(*subject.begin).returncode == 0
+    remount = ["mount", "-o", "remount,ro", str(small_disk)]
+    subprocess.run(remount, check=True)
+    for arguments in (
+        [*subject.resume, "--set", "train.epochs=2"],
+        Training(small_disk / "new").begin,
+    ):
+        done = call_cli(*arguments)
+        assert done.returncode in (1, 2)
+        assert "Read-only file system" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        assert "internal error" not in done.stderr

@@ -8,7 +8,7 @@ import pytest
 from nodes import DIGITS, MakeNodes, Nodes, make_nodes
 
 __all__ = ["make_nodes"]
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(900)
 
 
 def until_all_train(nodes: Nodes) -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import nodes as helpers
+import numpy as np
 import pytest
-from nodes import MakeNodes, make_nodes
+import torch
+from nodes import MakeNodes, Nodes, make_nodes
+from safetensors.torch import load_file
+
+from paceline.config import load_config
+from paceline.train.parts import make_parts
 
 __all__ = ["make_nodes"]
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(900)
 DIGITS = helpers.DIGITS | {"exchange__mode": "async"}
 
 
@@ -41,19 +49,50 @@ def test_downpour_goes_on_without_a_worker_and_takes_a_new_one(make_nodes: MakeN
     assert found["largest"] >= 1
 
 
-def test_sync_goes_on_without_a_worker(make_nodes: MakeNodes) -> None:
-    nodes = make_nodes(2, train__epochs=2)
+def test_sync_goes_on_without_workers_and_evaluates_the_whole_test_set(
+    make_nodes: MakeNodes,
+) -> None:
+    """One worker is lost in an update, and one in the evaluation after it."""
+    nodes = make_nodes(3, train__epochs=2, train__keep=20)
     nodes.pace.write_text("0.05")
+    hold = nodes.pace.with_name("hold")
+    hold.touch()
     nodes.start()
     nodes.until(lambda: (nodes.run / "checkpoints" / "latest").exists())
+    nodes.kill(2)
+    held = [hold.with_name(f"held-{nodes.processes[node].pid}") for node in range(2)]
+    nodes.until(lambda: all(path.exists() for path in held))
     nodes.kill(1)
+    hold.unlink()
     nodes.pace.unlink()
-    for node in (0, 2):
+    for node in (0, 3):
         code, output = nodes.ends(node)
         assert code == 0, output
-    assert nodes.lines()[-1]["epoch"] == 2
-    assert nodes.lines()[-1]["server_updates"] == 20
-    assert "worker 1 on host-1 was lost" in nodes.staleness()["workers"][0]
+    first, last = nodes.lines()
+    assert (first["epoch"], last["epoch"], last["server_updates"]) == (1, 2, 20)
+    lost = nodes.staleness()["workers"]
+    assert [line.split(" was lost")[0] for line in lost] == [
+        "worker 2 on host-2",
+        "worker 1 on host-1",
+    ]
+    check_evaluation(nodes, first, "step-00000010")
+    check_evaluation(nodes, last, "step-00000020")
+
+
+def check_evaluation(nodes: Nodes, line: dict[str, Any], checkpoint: str) -> None:
+    """What was reported is true of the weights on the whole test set, in one process."""
+    parts = make_parts(load_config(nodes.run / "config.toml"), None)
+    try:
+        model = parts.build_model().eval()
+        test = parts.dataset.test
+        inputs, targets = test.fetch(np.arange(len(test)), epoch=0, augment=False)
+    finally:
+        parts.dataset.close()
+    model.load_state_dict(load_file(nodes.run / "checkpoints" / checkpoint / "model.safetensors"))
+    with torch.inference_mode():
+        outputs = model(inputs)
+    assert line["test_accuracy"] == int((outputs.argmax(dim=1) == targets).sum()) / len(targets)
+    assert line["test_loss"] == pytest.approx(float(parts.loss(outputs, targets)), rel=1e-5)
 
 
 def test_a_lost_server_ends_the_run_and_the_checkpoint_goes_on(make_nodes: MakeNodes) -> None:

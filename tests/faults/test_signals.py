@@ -1,10 +1,16 @@
-"""Ctrl-C and SIGTERM: the update is finished, the state saved, and the run goes on later."""
+"""Ctrl-C, SIGTERM and SIGHUP: the update is finished, the state saved; the run goes on later."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
 import signal
 import subprocess
+import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,12 +31,12 @@ def test_saved_and_continued_to_the_same_weights(
 ) -> None:
     subject = PacedTraining(tmp_path / "run", pace=0.05, **STRATEGIES[strategy])
     arguments = subject.begin
-    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)):
         before = subject.position() if subject.has_checkpoint() else 0
         process = start_cli(*arguments)
         subject.wait_for_checkpoint(process, after=before)
         process.send_signal(number)
-        output, error = process.communicate(timeout=30)
+        output, error = process.communicate(timeout=600)
         assert process.returncode == code, output + error
         assert f"continue with: paceline train --resume --run {subject.run}" in output
         assert error == ""
@@ -46,6 +52,36 @@ def test_saved_and_continued_to_the_same_weights(
     assert subject.weights() == whole(strategy).weights()
 
 
+@pytest.mark.parametrize("strategy", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
+def test_a_terminal_that_closes(strategy: str, tmp_path: Path) -> None:
+    """What a training would still print has nowhere to go then; it saves all the same."""
+    subject = PacedTraining(tmp_path / "run", pace=0.05, **STRATEGIES[strategy])
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline.cli", *subject.begin],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    os.set_blocking(ours, False)
+
+    def has_checkpoint() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            os.read(ours, 65536)
+        return subject.has_checkpoint()
+
+    subject.wait_for(has_checkpoint)
+    os.close(ours)
+    status = process.wait(60)
+    assert status == 129
+    summary = json.loads((subject.run / "run.json").read_text())
+    assert summary["finished"] is False
+    assert summary["updates"] == subject.position()
+
+
 @pytest.mark.parametrize("strategy", [pytest.param("threads", marks=pytest.mark.slow), "processes"])
 def test_a_second_ctrl_c_ends_at_once(strategy: str, tmp_path: Path, start_cli: StartCli) -> None:
     subject = PacedTraining(tmp_path / "run", pace=300.0, **STRATEGIES[strategy])
@@ -55,7 +91,7 @@ def test_a_second_ctrl_c_ends_at_once(strategy: str, tmp_path: Path, start_cli: 
     with pytest.raises(subprocess.TimeoutExpired):
         process.communicate(timeout=0.5)  # the first one waits for the update
     process.send_signal(signal.SIGINT)
-    output, error = process.communicate(timeout=20)
+    output, error = process.communicate(timeout=600)
     assert process.returncode == 130, output + error
     assert "Traceback" not in error
 
@@ -79,7 +115,7 @@ def test_before_training_begins(
     process = start_cli(*subject.begin)
     subject.wait_for((subject.run / "plan.json").exists, process)
     process.send_signal(number)
-    output, error = process.communicate(timeout=30)
+    output, error = process.communicate(timeout=600)
     assert process.returncode in codes, output + error
     assert "internal error" not in error
     assert "Traceback" not in error
@@ -94,7 +130,7 @@ def test_in_a_race(number: signal.Signals, code: int, tmp_path: Path, start_cli:
     assert process.stdout is not None
     assert any("images/s" in line for line in process.stdout)  # ranks are at work
     process.send_signal(number)
-    _, error = process.communicate(timeout=30)
+    _, error = process.communicate(timeout=600)
     assert process.returncode == code, error
     assert "Traceback" not in error
     assert not list(folder.glob("paceline*"))

@@ -42,7 +42,7 @@ def test_a_failing_worker_ends_the_run(fault: str, run_cli, tmp_path: Path) -> N
     # A stopped process shows no heartbeat, which is noticed before a long deadline.
     patience = ("train.deadline=60",) if fault == "stop" else ()
     changes = arguments(fault, *patience)
-    done = run_cli("train", *changes, "--run", str(tmp_path / "run"), timeout=60)
+    done = run_cli("train", *changes, "--run", str(tmp_path / "run"), timeout=600)
     assert done.returncode == 1
     for text in EXPECTED[fault]:
         assert text in done.stderr
@@ -53,7 +53,7 @@ def test_a_failing_worker_ends_the_run(fault: str, run_cli, tmp_path: Path) -> N
 @pytest.mark.world_size(2)
 def test_without_barriers_too(run_cli, tmp_path: Path) -> None:
     changes = arguments("kill", "local.strategy=hogwild")
-    done = run_cli("train", *changes, "--run", str(tmp_path / "run"), timeout=60)
+    done = run_cli("train", *changes, "--run", str(tmp_path / "run"), timeout=600)
     assert done.returncode == 1
     assert "rank 1 was killed by SIGKILL" in done.stderr
 
@@ -66,7 +66,7 @@ def test_a_candidate_that_brings_its_ranks_down_loses_the_race(run_cli, tmp_path
     ]
     pairs = [word for word in changes if word != "--set"]
     line = [word for pair in pairs for word in ("--set", pair)]
-    done = run_cli("race", *line, "--seconds", "1", "--json", timeout=100)
+    done = run_cli("race", *line, "--seconds", "1", "--json", timeout=600)
     assert done.returncode == 0, done.stderr
     assert "brought its processes down" in done.stdout
 
@@ -90,7 +90,7 @@ def test_a_model_that_does_not_bear_a_layout_is_raced_without_it(run_cli, tmp_pa
     """As in many tutorials: `view` refuses what lies in memory as channels_last."""
     (tmp_path / "net.py").write_text(MODEL_WITH_A_VIEW)
     model = f"workload.model={tmp_path / 'net.py'}:Net"
-    done = run_cli("race", "--set", model, "--seconds", "1", "--json", timeout=100)
+    done = run_cli("race", "--set", model, "--seconds", "1", "--json", timeout=600)
     assert done.returncode == 0, done.stderr
     found = {c["name"]: c for c in json.loads(done.stdout)["candidates"]}
     for name, entry in found.items():

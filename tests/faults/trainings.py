@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from paced_model import put_into
+
+from paceline.schema.checkpoint import checkpoints_in
 
 # Ten updates an epoch of a network that takes milliseconds: faults, not arithmetic, take the time.
 SMALL = {
@@ -47,8 +50,11 @@ class Training:
 
     @property
     def arguments(self) -> list[str]:
-        """What goes on with the run, or begins it when there is nothing to go on with."""
-        return self.resume if (self.run / "config.toml").exists() else self.begin
+        """What goes on with the run, or begins it anew when there is nothing to go on with."""
+        if checkpoints_in(self.run / "checkpoints"):
+            return self.resume
+        shutil.rmtree(self.run, ignore_errors=True)
+        return self.begin
 
     def weights(self) -> str:
         """Fingerprint of the last weights, bit for bit."""
@@ -63,7 +69,7 @@ class Training:
         self,
         condition: Callable[[], bool],
         process: subprocess.Popen[str] | None = None,
-        seconds: float = 60.0,
+        seconds: float = 300.0,
     ) -> None:
         """Until the condition holds; a process that ends before that fails the test."""
         end = time.monotonic() + seconds

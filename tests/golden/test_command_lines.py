@@ -47,7 +47,7 @@ def test_command_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         places=hosts_from({"host": hosts}).places,
         addresses=("10.0.0.9", "192.168.1.9"),
         port=4000,
-        token="secret00secret00",
+        secret="secret00secret00",
         run=Path("/runs/one"),
         name="my run",
         network="10.0.0.0/24",
@@ -58,6 +58,7 @@ def test_command_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         text += f"$ {shlex.join(command.words)}\n"
         for file, content in command.files.items():
             text += f"--- {file}\n{content}"
+    assert launch.secret not in text  # neither on a command line nor in a file
     golden = HERE / "launch" / f"{name}.txt"
     if os.environ.get("PACELINE_WRITE_GOLDEN"):
         golden.parent.mkdir(exist_ok=True)

@@ -23,7 +23,7 @@ from paceline import local, models
 from paceline.config.environment import rank_context, shared_memory
 from paceline.data.sampler import apportion
 from paceline.launch.local import run_ranks
-from paceline.launch.rank import die_with_parent, record_failure
+from paceline.launch.rank import die_with_parent, leave, record_failure
 from paceline.local import processes
 from paceline.local.base import Job
 from paceline.local.board import Arena, Board
@@ -130,7 +130,8 @@ def run_cases(folder: Path, cases: list[Case]) -> list[dict[str, torch.Tensor]]:
     """Every case in real ranks, as many as the first one needs; `sequential` ones in each."""
     (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
+    kept = [] if before is None else [before]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *kept])
     try:
         assert run_ranks(RunDirectory(folder), NodePlan(**cases[0].node), module="cases") == 0
     finally:
@@ -172,4 +173,4 @@ def main(path: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    leave(main(sys.argv[1]))

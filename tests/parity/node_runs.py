@@ -42,7 +42,7 @@ def train_nodes(
     *changes: str,
     exchange: str = "allreduce",
     backend: str = "gloo",
-    timeout: float = 90.0,
+    timeout: float = 600.0,
     feature_layers: tuple[str, ...] = (),
 ) -> dict[str, torch.Tensor]:
     """Train over `nodes` (loopback stands for the network); the last weights and optimizer state.
@@ -66,6 +66,26 @@ def train_nodes(
     else:
         _run_plain(folder, len(nodes), port, timeout)
     return state(folder)
+
+
+def train_apart(
+    folders: list[Path], nodes: list[NodePlan], *changes: str, exchange: str = "allreduce"
+) -> dict[str, torch.Tensor]:
+    """Like `train_nodes` over Gloo, every node with a run directory of its own."""
+    config = api.resolve(load_config(None, (*base_changes(), *changes)))
+    hosts = [dataclasses.replace(node, host=f"host-{n}") for n, node in enumerate(nodes)]
+    batch = config.workload.global_batch(1)
+    for folder in folders:
+        (folder / "config.toml").write_text(dump_config(config))
+        plan = Plan(nodes=tuple(hosts), exchange=exchange, batch_size=batch)
+        write_json(folder / "plan.json", plan)
+    port = free_port()
+    commands = [
+        ([sys.executable, "-c", _NODE, str(folder)], _environment(node, len(nodes), port, "gloo"))
+        for node, folder in enumerate(folders)
+    ]
+    run_all(commands, 100.0)
+    return state(folders[0])
 
 
 def state(folder: Path) -> dict[str, torch.Tensor]:

@@ -51,7 +51,7 @@ class Run:
 
 
 def train_series(
-    folder: Path, runs: list[Run], *, backend: str = "gloo", timeout: float = 100.0
+    folder: Path, runs: list[Run], *, backend: str = "gloo", timeout: float = 600.0
 ) -> list[dict[str, torch.Tensor]]:
     """The last weights and optimizer state of every run."""
     size = max(len(run.nodes) for run in runs)

@@ -6,6 +6,7 @@ of them smaller; only the order of additions differs.
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from exchange_matrix import OPTIMIZERS, TOLERANCES, Row, rows, table
 from node_runs import metrics
 from node_series import Run, train_series
 from runs import assert_same, base_changes
+from tangled_models import CASES
 
 from paceline import api
 from paceline.config import load_config
 from paceline.data.feed import Feed
 from paceline.data.sampler import GlobalSampler
-from paceline.schema import NodePlan
+from paceline.schema import NodePlan, Plan, read_json
 from paceline.train.parts import make_parts
 
 DOCS = Path(__file__).parents[2] / "docs" / "exchanges.md"
@@ -54,6 +56,39 @@ def compare(chosen: list[Row], backend: str, alone, tmp_path: Path) -> None:
             assert_same(found, expected, atol=TOLERANCES[row.optimizer])
         except AssertionError as error:
             raise AssertionError(f"{row}: {error}") from None
+
+
+def tangled(name: str) -> tuple[str, ...]:
+    """A model whose layer `fc` something else knows, see tangled_models."""
+    path = Path(__file__).with_name("tangled_models.py")
+    loss = (f"workload.loss={path}:penalty",) if name == "read_in_loss" else ()
+    model = (f"workload.model={path}:{name}", "workload.model_options={}")
+    return (*OPTIMIZERS["sgd, momentum"], *model, *loss)
+
+
+def compare_tangled(names: list[str], sizes: list[int], backend: str, alone, folder: Path) -> None:
+    """`auto` leaves `fc` whole, splits another layer, and is exact."""
+    series = [
+        Run("allreduce", (*tangled(name), "exchange.rebalance=false"), nodes((1.0,) * size), True)
+        for name, size in zip(names, itertools.cycle(sizes), strict=False)
+    ]
+    found = train_series(folder, series, backend=backend)
+    for number, name in enumerate(names):
+        plan = read_json(Plan, folder / f"run-{number}" / "plan.json")
+        assert plan.feature_layers == ("other",), name
+        try:
+            assert_same(found[number], alone(tangled(name)))
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from None
+
+
+def test_layers_that_something_else_knows_over_gloo(alone, tmp_path: Path) -> None:
+    compare_tangled(list(CASES)[::2], [2, 4], "gloo", alone, tmp_path)
+
+
+@pytest.mark.mpi
+def test_layers_that_something_else_knows_over_mpi(alone, tmp_path: Path) -> None:
+    compare_tangled(list(CASES)[1::2], [2], "mpi4py", alone, tmp_path)
 
 
 def test_the_table_in_the_docs_is_the_matrix() -> None:

@@ -9,6 +9,7 @@ Tolerance: rtol 1e-4 and atol 1e-5 in fp32 (Adam: atol 1e-4), as for other excha
 from __future__ import annotations
 
 import copy
+import dataclasses
 import datetime
 import itertools
 import threading
@@ -34,6 +35,7 @@ from paceline.exchange.chains import find_chains
 from paceline.exchange.network import Network
 from paceline.exchange.partition import Partition
 from paceline.exchange.split_linear import SplitLinear
+from paceline.exchange.splittable import Trial
 from paceline.local.base import Job
 from paceline.local.single import Threads
 from paceline.schema import ExchangeSettings, NodePlan
@@ -94,9 +96,9 @@ def test_every_way_to_run_a_layer(
     linear(values).backward(slopes)
     whole = linear(values).detach()
 
-    def work(network: Network) -> dict[str, torch.Tensor]:
+    def work(network: Network) -> dict[str, Any]:
         partition = Partition(network, (), shares, 10)
-        split = SplitLinear(linear, placed, partition, shares)
+        split = SplitLinear(copy.deepcopy(linear), placed, partition, shares)
         partition.begin(parts[network.rank], 10)
         start = sum(parts[: network.rank])
         rows = slice(start, start + parts[network.rank])
@@ -113,8 +115,7 @@ def test_every_way_to_run_a_layer(
         result.backward(own(slopes, placed.leave, split._outputs).contiguous())
         assert values.grad is not None
         torch.testing.assert_close(entered.grad, own(values.grad, placed.enter, split._inputs))
-        assert split.bias is not None
-        return {"weight": split.weight.grad, "bias": split.bias.grad, "split": split}  # type: ignore[dict-item]
+        return {"split": split, **{n: split.part(n).grad for n in ("weight", "bias")}}
 
     results = on_nodes(len(shares), work)
     for entry, expected in (("weight", linear.weight.grad), ("bias", linear.bias.grad)):
@@ -338,7 +339,9 @@ def test_bytes_are_those_of_the_formula(shares: tuple[float, ...], precision: st
 
 
 def test_chains_of_a_model() -> None:
-    found = [[layer.name for layer in chain] for chain in find_chains(Small(), (3, 8, 8))]
+    inputs, targets = batches()[-1]
+    trial = Trial(inputs=inputs, targets=targets, loss=nn.functional.cross_entropy)
+    found = [[layer.name for layer in chain] for chain in find_chains(Small(), trial)]
     assert found == [["head"], [*ALL]] or found == [[*ALL], ["head"]]
     tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     tied[1].weight = tied[0].weight
@@ -351,6 +354,34 @@ def test_a_layer_that_cannot_be_split_is_refused() -> None:
     case = Case(layers=("classifier.9",))
     with pytest.raises(UnsupportedError, match=r"'classifier\.9' cannot be split over 2 nodes"):
         on_nodes(2, lambda network: train(case, network, steps=1))
+
+
+class ReadsItsWeight(Small):
+    """Uses a weight outside its layer."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        outputs = super().forward(images)
+        return outputs + self.head.weight.sum()
+
+
+@pytest.mark.parametrize("kind", ["hook", "read"])
+def test_a_layer_that_something_else_knows_is_refused(kind: str) -> None:
+    """A plan by hand too: what nobody has tried before is refused when it is trained."""
+
+    def build() -> nn.Module:
+        model = ReadsItsWeight() if kind == "read" else Small()
+        if kind == "hook":
+            model.head.register_forward_hook(lambda module, values, output: output * 2)
+        return model
+
+    def work(network: Network) -> None:
+        job = dataclasses.replace(make_job(Case(layers=("head",)), network), build_model=build)
+        inputs, targets = batches()[0]
+        Threads(job).update(inputs[:8], targets[:8], 16, 0)
+
+    words = "because it has a forward hook" if kind == "hook" else "uses its weights outside"
+    with pytest.raises(UnsupportedError, match=f"the layer 'head' .*{words}"):
+        on_nodes(2, work)
 
 
 # --- whole runs -----------------------------------------------------------------

@@ -18,7 +18,7 @@ from cases import Case, reference, run_cases, sequential
 from runs import assert_same, train_weights
 
 Weights = dict[str, torch.Tensor]
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(autouse=True)

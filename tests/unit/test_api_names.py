@@ -15,6 +15,6 @@ def test_train_can_be_called_after_the_stage_of_that_name_was_imported() -> None
         "    print('refused', error)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True
     )
     assert done.stdout.startswith("refused")

@@ -244,7 +244,7 @@ def test_phase_and_heartbeat(alone: Board) -> None:
 def test_heartbeat_goes_on_by_itself(alone: Board) -> None:
     alone.start_heartbeat()
     first = int(alone._rows[0, 2])
-    end = time.monotonic() + 20
+    end = time.monotonic() + 300
     while int(alone._rows[0, 2]) == first and time.monotonic() < end:
         time.sleep(0.02)
     alone.close()

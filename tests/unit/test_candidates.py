@@ -155,3 +155,27 @@ def test_plan_of_what_was_asked() -> None:
     assert (plan.batch_size, plan.precision) == (48, "bf16")
     assert (plan.memory_format, plan.reason) == ("channels_last", "asked")
     assert asked_plan(Config(), NodePlan(), "").precision == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"strategy": "replicas", "replicas": 100000}, "local.replicas = 100000 .* at most 64"),
+        ({"strategy": "processes", "processes": 100000}, "local.processes = 100000"),
+        ({"strategy": "hogwild", "processes": 65}, "local.processes = 65 is more than 16 for each"),
+        ({"strategy": "pipeline", "stages": 1000}, "local.stages = 1000"),
+        ({"strategy": "threads", "threads": 10**9}, "local.threads = 1000000000"),
+        (
+            {"strategy": "hybrid", "replicas": 9, "stages": 9},
+            r"local.stages = 9 \(81 with the other options of \[local\]\) .* at most 7",
+        ),
+        ({"strategy": "processes", "processes": 8, "threads": 9}, "local.threads = 9 .* at most 8"),
+    ],
+)
+def test_crowds_of_workers_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        asked_node(LocalSettings(**settings), 4)  # type: ignore[arg-type]
+
+
+def test_a_large_node_can_be_tried_on_a_small_machine() -> None:
+    assert asked_node(LocalSettings(strategy="processes", processes=16), 1).processes == 16

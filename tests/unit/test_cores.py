@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.local import cores
-from paceline.local.cores import divide_cores, quota_cores, usable_cores, visible_cores
+from paceline.local.cores import divide_cores, quota_cores, usable_cores
 
 
 def tree(root: Path, files: dict[str, str]) -> Path:
@@ -106,8 +106,18 @@ def test_divided_cores_are_disjoint_and_all_used(cores_: int, ranks: int) -> Non
         assert set(sum(parts, ())) == set(every)
 
 
-def test_visible_is_what_the_scheduler_says() -> None:
-    assert visible_cores() == tuple(sorted(os.sched_getaffinity(0)))
+def test_a_process_sees_only_the_cores_it_was_given() -> None:
+    last = max(os.sched_getaffinity(0))
+    script = "from paceline.local.cores import visible_cores; print(visible_cores())"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        preexec_fn=lambda: os.sched_setaffinity(0, {last}),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
+    )
+    assert done.stdout.strip() == f"({last},)"
 
 
 def test_pin_keeps_every_thread_on_its_cores() -> None:
@@ -124,4 +134,4 @@ def test_pin_keeps_every_thread_on_its_cores() -> None:
         "assert found == {chosen}, found\n"
         "pin(())\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=600)

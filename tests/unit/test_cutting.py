@@ -98,11 +98,16 @@ def test_no_other_cut_has_a_faster_slowest_stage(
     assert slowest(tuple(found)) == pytest.approx(best, abs=1e-6)
 
 
-@given(samples=st.integers(1, 300), wanted=st.integers(1, 16))
-def test_micro_batches_are_equal_parts(samples: int, wanted: int) -> None:
-    count = micro_batch_count(samples, wanted)
+@given(samples=st.integers(1, 300), wanted=st.integers(1, 16), least=st.integers(1, 3))
+def test_micro_batches_are_equal_parts(samples: int, wanted: int, least: int) -> None:
+    count = micro_batch_count(samples, wanted, least)
     assert samples % count == 0
     assert 1 <= count <= 2 * wanted
+    assert count == 1 or samples // count >= least
+
+
+def test_more_micro_batches_than_samples_are_one_sample_each() -> None:
+    assert micro_batch_count(6, 10**12) == 6
 
 
 # --- graphs -------------------------------------------------------------------

@@ -492,7 +492,7 @@ def run_workers(folder: Path, cache: Path, places: list[tuple[int, int]]) -> lis
     ]
     results = []
     for worker in workers:
-        output, _ = worker.communicate(timeout=100)
+        output, _ = worker.communicate(timeout=600)
         assert worker.returncode == 0
         results.append(json.loads(output))
     return results

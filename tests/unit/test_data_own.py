@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import Subset as TorchSubset
 
 from paceline.data import DataRequest, from_datasets, open_dataset
 from paceline.errors import ConfigError, DataError
@@ -77,45 +78,100 @@ def test_tensor_dataset_takes_the_fast_path() -> None:
     dataset = from_datasets(pair, pair)
     got, targets = dataset.train.fetch(np.array([5, 0]), epoch=0, augment=True)
     assert dataset.train.concurrent
-    assert got.dtype == torch.float32
     assert got.tolist() == [[20, 21, 22, 23], [0, 1, 2, 3]]
     assert targets.tolist() == [2, 0]
     assert dataset.classes == ("0", "1", "2")
     assert len(dataset.train.fetch(np.array([], dtype=np.int64), epoch=0, augment=True)[0]) == 0
 
 
-def test_pictures_arrays_and_bytes_become_tensors() -> None:
-    picture = Image.new("RGB", (4, 2), (255, 0, 0))
-    items = {
-        "picture": (picture, (3, 2, 4), torch.float32),
-        "array": (np.zeros((2, 3)), (2, 3), torch.float32),
-        "bytes": (torch.full((2,), 255, dtype=torch.uint8), (2,), torch.float32),
-        "tokens": (torch.tensor([4, 5]), (2,), torch.int64),
-    }
-    for value, shape, dtype in items.values():
-        data = Items((value, 0), (value, 1))
-        dataset = from_datasets(data, data)
-        inputs, targets = dataset.train.fetch(np.array([0, 1]), epoch=0, augment=False)
-        assert dataset.sample_shape == shape
-        assert inputs.shape == (2, *shape)
-        assert inputs.dtype == dtype
-        assert targets.tolist() == [0, 1]
-    assert (
-        float(
-            from_datasets(Items((picture, 0)), Items((picture, 0)))
-            .train.fetch(np.array([0]), epoch=0, augment=False)[0]
-            .max()
-        )
-        == 1.0
-    )
+VALUES: dict[str, Any] = {
+    "float32": torch.rand(2, 3),
+    "float64": torch.rand(3, dtype=torch.float64),
+    "float16": torch.rand(3).half(),
+    "bytes": torch.tensor([0, 128, 255], dtype=torch.uint8),
+    "flags": torch.tensor([True, False]),
+    "complex": torch.complex(torch.rand(2), torch.rand(2)),
+    "tokens": torch.tensor([4, 5]),
+    "int32": torch.tensor([4, 5], dtype=torch.int32),
+    "array of doubles": np.linspace(0, 1, 5),
+    "array of bytes": np.arange(6, dtype=np.uint8).reshape(2, 3),
+    "a view backwards": np.arange(3.0)[::-1].copy()[::-1],
+    "a number of numpy": np.float32(0.25),
+    "number": 7,
+    "fraction": 0.1,
+    "flag": True,
+}
 
 
-def test_float_targets_stay_floats_and_a_share_of_nothing() -> None:
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+@pytest.mark.parametrize("name", VALUES)
+def test_items_are_what_a_data_loader_makes_of_them(name: str) -> None:
+    value = VALUES[name]
+    forward = (
+        value.copy() if isinstance(value, np.ndarray) else value
+    )  # DataLoader wants strides >0
+    expected = next(iter(DataLoader(Items((forward, forward), (forward, forward)), batch_size=2)))
+    data = Items((value, value), (value, value))
+    both = [data]
+    if isinstance(value, torch.Tensor):
+        both.append(TensorDataset(torch.stack([value] * 2), torch.stack([value] * 2)))
+    for one in both:
+        dataset = from_datasets(one, one)
+        found = dataset.train.fetch(np.array([0, 1]), epoch=0, augment=False)
+        for mine, theirs in zip(found, expected, strict=True):
+            assert mine.dtype == theirs.dtype
+            assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "1", "F", "I"])
+def test_pictures_become_what_to_tensor_makes_of_them(mode: str) -> None:
+    picture = Image.new("RGB", (4, 2), (255, 255, 255)).convert(mode)
+    data = Items((picture, 0), (picture, 1))
+    inputs, _ = from_datasets(data, data).train.fetch(np.array([0, 1]), epoch=0, augment=False)
+    assert inputs.shape == (2, 3 if mode == "RGB" else 1, 2, 4)
+    assert inputs.dtype == (torch.int32 if mode == "I" else torch.float32)
+    assert float(inputs.max()) == (255.0 if mode in "FI" else 1.0)
+
+
+class Listed(Items):
+    """Lists its labels as torchvision's datasets do."""
+
+    def __init__(self, labels: Any, *items: Any) -> None:
+        super().__init__(*items)
+        self.targets = labels
+
+
+def test_listed_labels_count_only_where_items_have_them() -> None:
+    items = [(torch.zeros(1), n % 3) for n in range(9)]
+    honest = Listed([n % 3 for n in range(9)], *items)
+    dataset = from_datasets(honest, honest)
+    assert dataset.classes == ("0", "1", "2")
+    assert dataset.train.targets is None, "what is trained on comes from the items"
+    assert dataset.train.labels is not None
+    assert dataset.train.labels.tolist() == [n % 3 for n in range(9)]
+
+    other = Listed([5] * 9, *items)
+    assert from_datasets(other, other).classes == ()
+    floats = Listed([0] * 9, *[(torch.zeros(1), 0.0)] * 9)
+    assert from_datasets(floats, floats).classes == ()
+
+    honest.target_transform = str  # type: ignore[attr-defined]
+    assert from_datasets(honest, honest).classes == ()
+    honest.classes = ["a", "b", "c"]  # type: ignore[attr-defined]
+    assert from_datasets(honest, honest).classes == ()
+    honest.target_transform = None  # type: ignore[attr-defined]
+    part = TorchSubset(honest, [0, 4])  # type: ignore[arg-type]
+    assert from_datasets(part, part).classes == ("a", "b", "c")
+
+
+def test_large_numbers_are_no_classes() -> None:
+    pair = TensorDataset(torch.zeros(3, 1), torch.tensor([1_700_000_000, 5, 6]))
+    assert from_datasets(pair, pair).classes == ()
+
+
+def test_a_share_of_nothing() -> None:
     data = Items((torch.zeros(2), 0.5), (torch.zeros(2), 1.5))
     dataset = from_datasets(data, data)
-    _, targets = dataset.train.fetch(np.array([1]), epoch=0, augment=True)
-    assert targets.dtype == torch.float32
-    assert targets.tolist() == [1.5]
     assert dataset.classes == ()
     assert any("classes is not known" in note for note in dataset.notes)
     inputs, targets = dataset.train.fetch(np.array([], dtype=np.int64), epoch=0, augment=True)
@@ -128,6 +184,9 @@ def test_float_targets_stay_floats_and_a_share_of_nothing() -> None:
         (Items(torch.zeros(3)), "item 0 is Tensor, not a pair"),
         (Items((1, 2, 3)), "item 0 is 3 values, not a pair"),
         (Items(("text", 0)), "input is a str"),
+        (Items(((torch.zeros(1), torch.zeros(1)), 0)), "tuple of several inputs"),
+        (Items(({"a": torch.zeros(1)}, 0)), "dict of several inputs"),
+        (Items((torch.zeros(1), (1, 2))), "target \\(1, 2\\) is neither"),
         (Items((torch.zeros(1), "cat")), "target 'cat'"),
         (Items(), "is empty"),
         (iter([1, 2]), "__getitem__"),
@@ -149,7 +208,8 @@ def test_unequal_shapes_name_the_item() -> None:
 
 PROGRAM = """
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import Subset as TorchSubset
 
 def one(count=20):
     return TensorDataset(torch.arange(count).float()[:, None], torch.arange(count) % 2)
@@ -162,6 +222,9 @@ def three():
 
 def broken():
     raise RuntimeError("no luck")
+
+def leaving():
+    raise SystemExit(3)
 """
 
 
@@ -182,6 +245,8 @@ def test_reference_to_a_file(tmp_path: Path) -> None:
     assert (len(given.train), len(given.test)) == (3, 3)
     with pytest.raises(DataError, match="returned 3 values"):
         open_dataset(DataRequest(name=f"{file}:three"))
+    with pytest.raises(DataError, match="SystemExit: 3"):
+        open_dataset(DataRequest(name=f"{file}:leaving"))
     with pytest.raises(DataError, match="RuntimeError: no luck"):
         open_dataset(DataRequest(name=f"{file}:broken"))
     with pytest.raises(ConfigError, match="nothing"):

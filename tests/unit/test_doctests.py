@@ -36,7 +36,7 @@ def test_examples(name: str) -> None:
             env=os.environ | {"OMPI_MCA_btl": "self"},  # alone it needs no shared memory
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
         )
         assert done.returncode == 0, done.stdout + done.stderr
     else:

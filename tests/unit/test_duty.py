@@ -61,10 +61,3 @@ def test_updates_count_what_was_moved_since_the_last_one() -> None:
     found = [(update, each.bytes_sent, each.bytes_received) for update, each in heard.counted]
     assert found == [(0, 10, 5), (1, 7, 0)]
     assert heard.counted[0][1].messages_sent == 1
-
-
-def test_without_a_listener_nothing_is_kept() -> None:
-    duty = Duty()
-    with duty.moving():
-        duty.applied(0, time.perf_counter(), [Traffic()])
-    duty.close()

@@ -23,7 +23,7 @@ LENGTHS = (0, 1, 3, 1000, 700_001)
 """Empty, fewer elements than nodes, even, and several segments of odd lengths."""
 
 
-def together(size: int, work: Callable[[Network], Any], seconds: float = 20.0) -> list[Any]:
+def together(size: int, work: Callable[[Network], Any], seconds: float = 300.0) -> list[Any]:
     """What `work` returns on each of `size` nodes."""
     store = dist.HashStore()
 

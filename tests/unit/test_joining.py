@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from attending import attended, wait_for
 
 from paceline.config.hosts import find_hosts
 from paceline.errors import ConfigError, RunDirectoryError
 from paceline.exchange.losses import Losses, leave_word
-from paceline.launch.control import Control
+from paceline.launch.channel import connect
 from paceline.launch.joining import DOOR, ask_to_join, one_host
 from paceline.schema.hosts import Host
+from paceline.secure.files import write_private
 
 
 def test_a_run_that_takes_no_workers_says_so(call_cli: Any, tmp_path: Path) -> None:
@@ -29,10 +30,19 @@ def test_a_run_that_takes_no_workers_says_so(call_cli: Any, tmp_path: Path) -> N
 def test_a_run_that_has_ended_says_so(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    note = {"addresses": ["127.0.0.1"], "port": port, "token": "t"}
-    (tmp_path / DOOR).write_text(json.dumps(note))
+    note = {"addresses": ["127.0.0.1"], "port": port, "secret": "t" * 32}
+    write_private(tmp_path / DOOR, json.dumps(note))
     with pytest.raises(RunDirectoryError, match="is not being trained any more"):
         ask_to_join(tmp_path, Host(name="e"))
+    (tmp_path / DOOR).chmod(0o644)
+    with pytest.raises(ConfigError, match=r"must be yours alone: .* chmod 600"):
+        ask_to_join(tmp_path, Host(name="e"))
+
+
+def test_a_python_is_never_sent(tmp_path: Path) -> None:
+    write_private(tmp_path / DOOR, '{"addresses": [], "port": 1, "secret": "t"}')
+    with pytest.raises(ConfigError, match=r"python = '/tmp/x', which a training does not take"):
+        ask_to_join(tmp_path, Host(name="e", python="/tmp/x"))
 
 
 def test_one_host_at_a_time() -> None:
@@ -42,45 +52,35 @@ def test_one_host_at_a_time() -> None:
             one_host(find_hosts(text).host, text)
 
 
-@pytest.mark.parametrize("knows_token", [True, False])
-def test_only_those_who_know_the_token_may_ask(knows_token: bool) -> None:
-    control = Control(1)
-    try:
-        token = control.token if knows_token else "guess"
-        message = {"kind": "join", "token": token, "host": {"name": "e"}}
-        with socket.create_connection(("127.0.0.1", control.port)) as guest:
-            guest.sendall(json.dumps(message).encode() + b"\n")
-            end = time.monotonic() + 5
-            while not control.guests and time.monotonic() < end:
-                control.turn(0.02)
-                if not knows_token:
-                    guest.settimeout(0.05)
-                    try:
-                        assert guest.recv(1) == b""
-                        break
-                    except TimeoutError:
-                        continue
-            assert [found["host"] for _, found in control.guests] == [{"name": "e"}] * knows_token
-    finally:
-        control.close()
+@pytest.mark.parametrize("knows_secret", [True, False])
+def test_only_those_who_know_the_secret_may_ask(knows_secret: bool) -> None:
+    with attended() as control:
+        if not knows_secret:
+            with pytest.raises(ConnectionError, match="does not know this run's secret"):
+                connect([("127.0.0.1", control.port)], "guess" * 4)
+            assert not control.guests
+            return
+        guest = connect([("127.0.0.1", control.port)], control.secret)
+        guest.send("join", host={"name": "e"})
+        wait_for(lambda: bool(control.guests))
+        assert [found["host"] for _, found in control.guests] == [{"name": "e"}]
+        guest.close()
 
 
 def test_a_lost_agent_may_be_followed_by_another() -> None:
-    control = Control(1)
-    try:
-        for _ in range(2):
-            hello = {"kind": "hello", "token": control.token, "node": 0}
-            with socket.create_connection(("127.0.0.1", control.port)) as agent:
-                agent.sendall(json.dumps(hello).encode() + b"\n")
-                while control.missing:
-                    control.turn(0.02)
-            assert [lost.node for lost in control.turn(1.0)[1]] == [0]
+    lost: list[int] = []
+    with attended(lost) as control:
+        for turn in range(2):
+            agent = connect([("127.0.0.1", control.port)], control.secret)
+            agent.send("hello", node=0)
+            wait_for(lambda: not control.missing)
+            agent.close()
+            wait_for(lambda turn=turn: len(lost) == turn + 1)
             control.expect(0)
             assert control.missing == [0]
+        assert lost == [0, 0]
         control.expect(3)
         assert control.missing == [0, 1, 2, 3]
-    finally:
-        control.close()
 
 
 def test_every_loss_is_heard_of_once(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def test_measuring_over_loopback() -> None:
         found = measure("127.0.0.1", port, "secret", 0.05)
         stranger = measure("127.0.0.1", port, "wrong", 0.05)
         listener.shutdown(socket.SHUT_RDWR)
-        server.join(timeout=10)
+        server.join(timeout=600)
     assert found["megabits"] > 0
     assert found["round_trip_ms"] > 0
     assert found["from"] == "127.0.0.1"
@@ -30,7 +30,7 @@ def test_measuring_over_loopback() -> None:
 def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    assert measure("127.0.0.1", port, "secret", 0.05) == {"error": "Connection refused"}
+    assert "Connection refused" in measure("127.0.0.1", port, "secret", 0.05)["error"]
 
 
 def full(names: str, **changed: tuple[float, float]) -> tuple[Link, ...]:

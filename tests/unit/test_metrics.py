@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.observe.metrics import MetricsFile, Tally, read_metrics
+from paceline.observe.metrics import TIMES, MetricsFile, Tally, read_metrics
 
 
 def line(epoch: int) -> dict[str, object]:
-    return {"epoch": epoch, "train_loss": 1.0 / epoch, "test_accuracy": None}
+    times = dict.fromkeys(TIMES, 0.5)
+    return {"epoch": epoch, "train_loss": 1.0 / epoch, "test_accuracy": None, **times}
 
 
 def write(path: Path, epochs: int) -> MetricsFile:
@@ -38,6 +39,19 @@ def test_resume_drops_what_comes_again(tmp_path: Path) -> None:
     resumed.append(line(4))
     assert read_metrics(path) == [line(1), line(2), line(3), line(4)] == resumed.lines
     assert [entry.name for entry in tmp_path.iterdir()] == ["m.jsonl"]
+
+
+def test_a_damaged_line_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    write(path, 3)
+    whole = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(
+        whole[0] + b"\xff\0\n[1]\n" + whole[1].replace(b"seconds", b"sekonds") + whole[2]
+    )
+    metrics = MetricsFile(path)
+    metrics.restore(3)
+    assert metrics.lines == [line(1), line(3)]
+    assert path.read_bytes() == whole[0] + whole[2]
 
 
 def test_resume_of_nothing(tmp_path: Path) -> None:

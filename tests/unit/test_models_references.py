@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +42,7 @@ def needs(classes, secret): return nn.Linear(2, 2)
 def wrong(): return "a string"
 def broken(classes): raise ValueError("no\\nluck")
 def sized(image_size=1): return nn.Linear(image_size, 2)
+def leaves(): raise SystemExit(3)
 """
 
 
@@ -147,6 +150,7 @@ def test_build_gives_what_the_signature_accepts() -> None:
         ("wrong", {}, "returned a str"),
         ("broken", {}, "raised ValueError: no luck"),
         ("made", {}, "finished module"),
+        ("leaves", {}, "raised SystemExit: 3"),
     ],
 )
 def test_bad_models_get_one_sentence(
@@ -155,3 +159,43 @@ def test_bad_models_get_one_sentence(
     with pytest.raises(ModelError, match=message) as caught:
         models.build(f"nets/own.py:{attribute}", classes=2, channels=1, options=options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("reference", ["sys:exit", "os:abort", "os:_exit", "os:system"])
+def test_what_the_interpreter_brings_makes_no_model(reference: str) -> None:
+    with pytest.raises(ConfigError, match="built-in function"):
+        models.build(reference, classes=2, channels=1)
+
+
+def test_objects_have_names_that_nothing_resolves() -> None:
+    class Local:
+        def __call__(self) -> None: ...
+
+        def build(self) -> None: ...
+
+    things = [Local, Local(), Local().build, lambda: None, functools.partial(print), (Local(), 3)]
+    for thing in things:
+        name = references.object_name(thing)
+        assert references.reference_to(thing) is None
+        assert references.is_object(name)
+        assert references.is_reference(name)
+        with pytest.raises(ConfigError, match="was an object of a Python program"):
+            references.resolve(name, "model")
+    assert references.object_name(things[1]).endswith("Local()")
+    assert references.reference_to(models.ModelSpec) == "paceline.models.registry:ModelSpec"
+
+
+def test_a_module_that_another_process_would_not_find_is_an_object(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = folder / "place" / "script.py"
+    script.parent.mkdir()
+    (script.parent / "beside_script.py").write_text("def build(): return 1\n")
+    monkeypatch.syspath_prepend(str(script.parent))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
+    build = importlib.import_module("beside_script").build
+    assert references.reference_to(build) is None
+    (folder / "beside_script.py").write_text("def build(): return 2\n")
+    assert references.reference_to(build) is None, "another file of that name comes first"
+    monkeypatch.chdir(script.parent)
+    assert references.reference_to(build) == "beside_script:build"

@@ -41,6 +41,15 @@ def test_cuts_lie_on_cache_lines_and_parts_are_equal(sizes: list[int], ranks: in
     assert max(totals) - min(totals) <= 2 * UNIT
 
 
+@given(sizes=SIZES, ranks=st.integers(1, 9), kept=st.integers(0, 11))
+def test_what_is_to_stay_whole_is_one_piece(sizes: list[int], ranks: int, kept: int) -> None:
+    named = [(f"layer{i}", size) for i, size in enumerate(sizes)]
+    name, size = named[kept % len(named)]
+    pieces = [piece for parts in divide(named, ranks, whole=[name]) for piece in parts]
+    assert [(p.start, p.end) for p in pieces if p.name == name] == [(0, size)]
+    assert sum(p.end - p.start for p in pieces) == sum(sizes)
+
+
 def test_fewer_elements_than_ranks_leaves_some_with_nothing() -> None:
     divided = divide([("bias", 3)], 4)
     assert sum(len(parts) for parts in divided) == 1

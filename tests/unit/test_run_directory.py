@@ -102,3 +102,21 @@ def test_what_has_trained_or_was_opened_is_kept(tmp_path: Path) -> None:
     run.checkpoints.mkdir()
     run.discard()
     assert run.path.exists()
+
+
+def test_a_refused_continuation_leaves_an_opened_run_as_it_was(tmp_path: Path) -> None:
+    create_run("kept", tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    run.config.write_text("before\n")
+    run.remember()
+    run.config.write_text("after\n")
+    run.plan.write_text("{}\n")
+    run.discard()
+    assert run.config.read_text() == "before\n"
+    assert not run.plan.exists()
+
+    run.config.write_text("after\n")
+    run.checkpoints.mkdir()
+    (run.checkpoints / "latest").symlink_to("step-00000001")
+    run.discard()
+    assert run.config.read_text() == "after\n", "it has trained since"

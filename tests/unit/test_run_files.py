@@ -31,15 +31,6 @@ def test_files_arrive_whole_and_links_stay_links(tmp_path: Path) -> None:
         take_piece(there, piece)
 
 
-def test_what_was_there_before_stays(tmp_path: Path) -> None:
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here" / "events").write_text("later\n")
-    (tmp_path / "events").write_text("before\n")
-    for piece in pieces_of(tmp_path / "here", ["events"]):
-        take_piece(tmp_path, piece, after=len("before\n"))
-    assert (tmp_path / "events").read_text() == "before\nlater\n"
-
-
 @pytest.mark.parametrize(
     "piece",
     [

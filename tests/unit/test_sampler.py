@@ -26,6 +26,20 @@ def test_apportion_is_whole_and_in_proportion(count: int, shares: list[float]) -
         assert share > 0 or part == 0
 
 
+@given(count=st.integers(0, 60), shares=SHARES, least=st.integers(1, 4))
+def test_no_part_is_smaller_than_the_least(count: int, shares: list[float], least: int) -> None:
+    parts = apportion(count, shares, least)
+    assert sum(parts) == count
+    assert all(share > 0 or part == 0 for part, share in zip(parts, shares, strict=True))
+    if count >= least:
+        assert all(part == 0 or part >= least for part in parts)
+    else:
+        assert sorted(parts)[:-1] == [0] * (len(parts) - 1), "what is too small stays in one piece"
+    plain = apportion(count, shares)
+    if all(part == 0 or part >= least for part in plain):
+        assert parts == plain, "nothing is changed without need"
+
+
 @given(count=st.integers(0, 5000), workers=st.integers(1, 12))
 def test_equal_shares_differ_by_at_most_one_the_first_getting_more(
     count: int, workers: int

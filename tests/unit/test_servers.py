@@ -188,8 +188,8 @@ class End:
 
     def __init__(self, out: queue.Queue[Any], into: queue.Queue[Any]) -> None:
         self.ask = self.send = self.send_text = self.answer = out.put
-        self.answered = self.asked = lambda: into.get(timeout=10)
-        self.text = self.receive = lambda _: into.get(timeout=10)
+        self.answered = self.asked = lambda: into.get(timeout=600)
+        self.text = self.receive = lambda _: into.get(timeout=600)
 
 
 def test_what_all_copies_have_done_adds_up_and_nothing_is_lost_on_the_way() -> None:

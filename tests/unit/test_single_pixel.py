@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 from torch import fx, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from paceline.local.single_pixel import SinglePixelConv2d, use_single_pixels
 
@@ -74,6 +75,51 @@ def test_other_layers_are_left_alone(layer: nn.Module) -> None:
     before = type(layer)
     use_single_pixels(layer)
     assert type(layer) is before
+
+
+def test_hooks_stay_and_whoever_holds_the_layer_holds_it_still() -> None:
+    layer = nn.Conv2d(2, 2, 3, padding=1)
+    held, calls = [layer], []
+    layer.register_forward_hook(lambda *_: calls.append("forward"))
+    layer.weight.register_hook(lambda gradient: gradient * 0)
+    use_single_pixels(layer)
+    held[0](torch.ones(2, 2, 1, 1)).sum().backward()
+    assert type(held[0]) is SinglePixelConv2d
+    assert calls == ["forward"]
+    assert layer.weight.grad is not None
+    assert not layer.weight.grad.any()
+
+
+def test_parametrized_layers_are_left_alone() -> None:
+    layer = weight_norm(nn.Conv2d(2, 2, 3, padding=1))
+    before = type(layer)
+    use_single_pixels(layer)
+    assert type(layer) is before
+
+
+def test_gradients_of_each_sample_and_of_gradients() -> None:
+    """`torch.func` and double backward go through it as through any convolution."""
+    plain = nn.Conv2d(2, 3, 3, padding=1).double()
+    other = nn.Conv2d(2, 3, 3, padding=1).double()
+    other.load_state_dict(plain.state_dict())
+    use_single_pixels(other)
+    images = torch.randn(4, 2, 1, 1, dtype=torch.float64)
+    results = []
+    for layer in (plain, other):
+        weights = {name: p.detach() for name, p in layer.named_parameters()}
+
+        def total(
+            weights: dict[str, torch.Tensor], image: torch.Tensor, layer: nn.Module = layer
+        ) -> torch.Tensor:
+            return torch.func.functional_call(layer, weights, (image[None],)).tanh().sum()
+
+        each = torch.func.vmap(torch.func.grad(total), (None, 0))(weights, images)
+        inputs = images.clone().requires_grad_()
+        (once,) = torch.autograd.grad(layer(inputs).tanh().sum(), inputs, create_graph=True)
+        twice = torch.autograd.grad(once.square().sum(), [inputs, layer.weight])
+        results.append([each["weight"], each["bias"], *twice])
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def test_tracers_see_one_operation() -> None:

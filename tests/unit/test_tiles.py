@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 
 import pytest
 
+from paceline.config.environment import amx_allowed
+from paceline.errors import ConfigError
 from paceline.local.tiles import PALETTES, filled_in, processor_flags
 
 needs_faulting = pytest.mark.skipif(
@@ -20,7 +23,7 @@ needs_amx = pytest.mark.skipif(
 
 
 def run_python(text: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=100)
+    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=600)
 
 
 def test_only_an_empty_tile_leaf_is_filled_in() -> None:
@@ -167,3 +170,34 @@ print("alive")
 """
     )
     assert done.stdout == "alive\n", (done.returncode, done.stdout, done.stderr)
+
+
+def test_amx_can_be_switched_off() -> None:
+    environment = {**os.environ, "PACELINE_AMX": "off"}
+    environment.pop("ONEDNN_MAX_CPU_ISA", None)
+    text = """
+from paceline.config.environment import instruction_limit
+from paceline.local import tiles
+from paceline.measure import instructions
+from paceline.schema import Config
+from paceline.train.parts import make_parts
+
+instructions.announces_amx = lambda: True
+tiles.correcting_cpuid = instructions.try_amx = None  # neither may be called
+said = instructions.use_safe_instructions(Config())
+make_parts(Config())
+assert "PACELINE_AMX is off" in said, said
+assert instruction_limit() == instructions.WITHOUT_AMX
+print("off")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=100, env=environment
+    )
+    assert done.stdout == "off\n", done.stderr
+
+
+def test_another_word_is_refused() -> None:
+    assert amx_allowed({})
+    assert not amx_allowed({"PACELINE_AMX": "off"})
+    with pytest.raises(ConfigError, match=r"PACELINE_AMX = 'no' must be auto or off"):
+        amx_allowed({"PACELINE_AMX": "no"})

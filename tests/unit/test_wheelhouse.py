@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shutil
+import subprocess
+import sys
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 from paceline.launch.wheelhouse import (
     by_index,
     download_commands,
+    hashed_requirements,
     last_error,
     pack_paceline,
     running_packages,
@@ -72,3 +76,25 @@ def test_paceline_packed_is_a_true_wheel_and_equal_each_time(tmp_path: Path) -> 
 )
 def test_last_error(text: str, expected: str) -> None:
     assert last_error(text) == expected
+
+
+def test_a_wheel_that_was_changed_on_the_way_is_not_installed(tmp_path: Path) -> None:
+    sent, there = tmp_path / "sent", tmp_path / "the host"
+    sent.mkdir()
+    wheel = pack_paceline(sent)
+    (there / "wheels").mkdir(parents=True)
+    lines = hashed_requirements((wheel,), f"{there}/wheels")
+    (there / "hashes.txt").write_text(lines)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    pip += ["--require-hashes", "--target", str(there / "site"), "-r", str(there / "hashes.txt")]
+    shutil.copy(wheel, there / "wheels")
+    done = subprocess.run(pip, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert (there / "site" / "paceline" / "cli.py").is_file()
+    shutil.rmtree(there / "site")
+    with (there / "wheels" / wheel.name).open("ab") as file:
+        file.write(b"more")
+    done = subprocess.run(pip, capture_output=True, text=True, timeout=300)
+    assert done.returncode != 0
+    assert "HASH" in done.stderr
+    assert not (there / "site").exists()

@@ -385,7 +385,7 @@ def verdicts(engine: str, size: int) -> dict[str, dict[str, list[str]]]:
     from ranks import run_ranks
 
     transports = ["auto", "network"] if engine == "mpi" else ["auto"]
-    job = run_ranks(engine, size, "conformance:matrix", {"transports": transports}, timeout=100)
+    job = run_ranks(engine, size, "conformance:matrix", {"transports": transports}, timeout=600)
     assert job.code == 0, job.output[-3000:]
     assert sorted(job.results) == list(range(size))
     return {

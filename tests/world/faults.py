@@ -27,7 +27,7 @@ def absent() -> dict[str, str]:
     rank, size = dist.get_rank(), dist.get_world_size()
     other = dist.new_group(list(range(size)), timeout=timedelta(seconds=1))
     if rank == size - 1:
-        time.sleep(120)
+        time.sleep(3600)
     tensor = torch.ones(1000)
     # Nothing is queued in this group, so that the caller runs the collective itself.
     inline = {"barrier": _message(lambda: dist.barrier(group=other))}
@@ -44,7 +44,7 @@ def absent_in_backward() -> None:
     """DDP's own C++ waits for the gradients of a rank that has stopped."""
     network = DistributedDataParallel(nn.Linear(4, 4))
     if dist.get_rank() == dist.get_world_size() - 1:
-        time.sleep(120)
+        time.sleep(3600)
     network(torch.ones(2, 4)).sum().backward()
 
 
@@ -54,7 +54,7 @@ def killed() -> None:
         if step == 50 and dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         dist.all_reduce(torch.ones(1000))
-    time.sleep(120)
+    time.sleep(3600)
 
 
 def raises() -> None:

@@ -1,6 +1,6 @@
 """Starts real ranks, runs one function on each, and collects what they return.
 
-    run_ranks("mpi", 2, "conformance:matrix", {"transport": "auto"}, timeout=60)
+    run_ranks("mpi", 2, "conformance:matrix", {"transport": "auto"}, timeout=600)
 
 The function is called as `function(**arguments)` after `init_process_group`, in a module beside
 this one, and returns something that JSON can hold. Nothing survives a call: on a timeout, and at
@@ -61,7 +61,7 @@ def mpiexec_command(size: int) -> list[str]:
     """The start of a command line for `size` ranks, as Open MPI or MPICH wants it."""
     program = find_mpiexec()
     assert program is not None
-    version = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20)
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=600)
     options = ["--oversubscribe", "--bind-to", "none"] if "HYDRA" not in version.stdout else []
     return [program, "-n", str(size), *options]
 
@@ -72,7 +72,7 @@ def run_ranks(
     function: str,
     arguments: dict[str, Any] | None = None,
     *,
-    timeout: float = 60.0,
+    timeout: float = 600.0,
     group_timeout: float = 30.0,
     environment: dict[str, str] | None = None,
 ) -> Job:

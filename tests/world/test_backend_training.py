@@ -16,7 +16,7 @@ MISSING = mpiexec_missing()
 @functools.cache
 def launched(engine: str, transport: str, size: int) -> Job:
     """One launch for all checks; it is not tried again when it fails."""
-    return run_ranks(engine, size, "training:everything", {"transport": transport}, timeout=80)
+    return run_ranks(engine, size, "training:everything", {"transport": transport}, timeout=600)
 
 
 def _world(engine: str, transport: str, size: int) -> Any:

@@ -30,10 +30,10 @@ GRADIENT_MB = 690_590 * 4 / 1e6
 
 
 @pytest.mark.lab
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 def test_bytes_of_each_exchange_and_going_on_from_the_file(run_cli: RunCli, tmp_path: Path) -> None:
     words = [*ARGUMENTS, "--out", str(tmp_path / "found.json"), "--rate", "1gbit"]
-    done = run_cli(*words, timeout=100)
+    done = run_cli(*words, timeout=600)
     assert done.returncode == 0, done.stderr
     (cell,) = json.loads(done.stdout)
     assert (cell["model"], cell["hosts"], cell["rate"]) == ("mnist_cnn", 2, "1gbit")
@@ -45,10 +45,10 @@ def test_bytes_of_each_exchange_and_going_on_from_the_file(run_cli: RunCli, tmp_
         # The kernel counts headers too, and what small messages there are.
         assert GRADIENT_MB < row["mb_sent"] < 1.1 * GRADIENT_MB
     # What is there already is not timed again, and can be looked at in part.
-    again = run_cli(*words, timeout=20)
+    again = run_cli(*words, timeout=600)
     assert json.loads(again.stdout) == [cell]
     assert again.stderr == ""
-    (part,) = json.loads(run_cli(*words[:-6], *words[-4:], timeout=20).stdout)
+    (part,) = json.loads(run_cli(*words[:-6], *words[-4:], timeout=600).stdout)
     assert part["rows"] == cell["rows"][:2]
 
 
@@ -73,30 +73,30 @@ def test_mistakes_are_said(run_cli: RunCli) -> None:
 
 
 @pytest.mark.lab
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(900)
 def test_ended_by_a_signal_it_leaves_nothing(start_cli: StartCli) -> None:
     process = start_cli("bench", "shares", "--cores", "0.5,0.5", "--rounds", "50")
     _until(process, lambda: list(BENCHES.glob("paceline-bench-*/a.log")))
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=600)
     assert process.returncode == 143
     assert not list(BENCHES.glob("paceline-bench-*"))
 
 
 @pytest.mark.lab
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(900)
 def test_a_host_that_is_killed_is_named_with_a_guess_why(start_cli: StartCli) -> None:
     process = start_cli("bench", "shares", "--cores", "0.5,0.5", "--rounds", "50")
     workers = _until(process, lambda: _workers(process.pid))
     workers[-1].kill()
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=600)
     assert process.returncode == 1
     assert "was killed by SIGKILL; if memory ran out, take fewer hosts" in said
     assert not list(BENCHES.glob("paceline-bench-*"))
 
 
 def _until(process: subprocess.Popen[str], found: Callable[[], list[Any]]) -> list[Any]:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not (there := found()):
         assert process.poll() is None
         assert time.monotonic() < end

@@ -34,7 +34,7 @@ from paceline.local.cores import set_threads
 from paceline.local.memory import give_back_memory, keep_freed_memory
 from paceline.run import RunDirectory
 from paceline.schema import RankContext, read_json, write_json
-from paceline.train.assemble import Task, make_job
+from paceline.train.assemble import Task, beginning_of, make_job
 from paceline.train.device import use_deterministic
 from paceline.train.parts import Parts, make_parts
 from paceline.train.shares import rebalanced
@@ -89,7 +89,7 @@ class PlanStepper(Stepper):
         self._strategy.scale_rate(0.0)  # trials must not diverge
 
         if self._job.exchange is not None:
-            self._job.exchange.start(0)
+            self._job.exchange.start(beginning_of(self._strategy, 0))
 
     def step(self, update: int) -> None:
         if (exchange := self._job.exchange) is not None:

@@ -68,6 +68,8 @@ def disturbance(run: Path) -> str:
     takes the same time for every update, and what changes is the machine.
     """
     from paceline.commands.machines import BUSY
+    from paceline.report.load import finite
+    from paceline.schema.plain import parse_json, read_text
 
     busy = _read(run / "race.json").get("busy", 0.0)
     if isinstance(busy, float) and busy > BUSY:
@@ -76,9 +78,9 @@ def disturbance(run: Path) -> str:
         return "other programs used the cores while its hosts were measured"
     times = []
     try:
-        for line in (run / "metrics.jsonl").read_text().splitlines():
-            value = json.loads(line).get("update_seconds_median")
-            times += [float(value)] if value else []
+        for line in read_text(run / "metrics.jsonl").splitlines():
+            value = parse_json(line).get("update_seconds_median")
+            times += [value] if finite(value) else []
     except (OSError, ValueError, AttributeError):
         return ""
     steady = times[1:] or times  # the first epoch warms up
@@ -88,8 +90,10 @@ def disturbance(run: Path) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    from paceline.schema.plain import read_json_file
+
     try:
-        found = json.loads(path.read_text())
+        found = read_json_file(path)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -13,15 +13,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.commands.partitioning import partitioned
 from paceline.config import dump_config
 from paceline.config.environment import Started
-from paceline.errors import PacelineError, UserError
+from paceline.errors import PacelineError, ProofError, UserError
 from paceline.launch.meeting import Meeting, open_meeting
 from paceline.local.cores import divide_cores, pin, usable_cores, visible_cores
 from paceline.plan import refuse_options_without_strategy
 from paceline.plan.together import NodeSite, plan_as_asked, plan_from_races, race_batches
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, Race, RankContext, decode, encode, write_json
+from paceline.secure.sealing import new_secret
 
 if TYPE_CHECKING:
     from paceline.api import Result, Start
@@ -35,6 +37,13 @@ def train_by_hand(started: Started, begin: Callable[[], Start]) -> Result | None
     `begin` makes the run directory; only the first process calls it.
     """
     meeting = open_meeting(started)
+    try:
+        return _meet(meeting, begin)
+    finally:
+        meeting.close()
+
+
+def _meet(meeting: Meeting, begin: Callable[[], Start]) -> Result | None:
     start: Start | None = None
     opening: dict[str, Any] = {}
     if meeting.rank == 0:
@@ -49,7 +58,9 @@ def train_by_hand(started: Started, begin: Callable[[], Start]) -> Result | None
         raise SystemExit(UserError.exit_code)
     try:
         return _work(meeting, start, opening)
-    except UserError:
+    except UserError as error:
+        if start is None and isinstance(error, ProofError):
+            raise SystemExit(error.exit_code) from None  # all have it; the first process says it
         if start is not None:
             start.run.discard()
         raise
@@ -72,6 +83,7 @@ def _work(meeting: Meeting, start: Start | None, opening: dict[str, Any]) -> Res
         port=port,
         # MPI belongs to this process: ranks that it starts itself cannot speak it.
         backend="gloo" if several else meeting.backend,
+        secret=opening["secret"],
     )
     return _train(meeting, start, config, plan, context, opening)
 
@@ -87,6 +99,7 @@ def _opening(start: Start) -> dict[str, Any]:
         "marker": marker,
         "plan": encode(start.plan) if start.plan is not None else None,
         "again": start.again,
+        "secret": new_secret(),
     }
 
 
@@ -116,7 +129,8 @@ def _plan(
             )
         return plan
     if config.local.strategy != "auto":
-        return plan_as_asked(config, sites, elementwise=":" not in config.optimizer.name)
+        asked = plan_as_asked(config, sites, elementwise=":" not in config.optimizer.name)
+        return _split(meeting, config, asked)
     from paceline import api
 
     batch = race_batches(config, sites)[meeting.rank]
@@ -128,7 +142,24 @@ def _plan(
     if start is not None:
         for rank, race in races.items():
             write_json(start.run.path / f"race-{sites[rank].host}-{rank}.json", race)
-    return plan_from_races(config, sites, races)
+    return _split(meeting, config, plan_from_races(config, sites, races))
+
+
+def _split(meeting: Meeting, config: Config, plan: Plan) -> Plan:
+    """The plan with the layers that are split over nodes, as the first process finds them."""
+    if config.exchange.partition == "none":
+        return plan
+    found: dict[str, Any] = {}
+    if meeting.rank == 0:
+        try:
+            found = {"plan": encode(partitioned(config, plan))}
+        except PacelineError as error:
+            meeting.share({"error": str(error)})
+            raise
+    found = meeting.share(found)
+    if "error" in found:  # the first process says it
+        raise SystemExit(UserError.exit_code)
+    return decode(Plan, found["plan"])
 
 
 def _train(
@@ -145,11 +176,13 @@ def _train(
         write_json(start.run.plan, plan)
         start.say(f"{meeting.size} nodes, over {context.backend}")
         meeting.share(True)
+        meeting.close()
         from paceline import api
 
         code = run_node(RunDirectory(start.run.path.resolve()), context, silent=start.silent)
         return api.Result(run=start.run.path, summary=api.summary_of(start.run), exit_code=code)
     meeting.share()
+    meeting.close()
     path = Path(opening["run"])
     marker = path / MARKER
     if marker.is_file() and marker.read_text() == opening["marker"]:

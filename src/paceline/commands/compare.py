@@ -15,7 +15,7 @@ import click
 @click.argument("b", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def command(a: Path, b: Path, as_json: bool) -> None:
-    """Say what differs between the runs A and B: configuration, plan, speed, accuracy.
+    """Say what differs between the runs A and B: configuration, plan, speed, loss, accuracy.
 
     \b
     paceline compare runs/before runs/after
@@ -23,6 +23,7 @@ def command(a: Path, b: Path, as_json: bool) -> None:
     """
     from paceline.report.compare import compare
     from paceline.report.load import load_run
+    from paceline.text import printable
 
     first, second = load_run(a, events=False), load_run(b, events=False)
     found = compare(first, second)
@@ -31,7 +32,7 @@ def command(a: Path, b: Path, as_json: bool) -> None:
         return
     names = (first.name, second.name) if first.name != second.name else (str(a), str(b))
     for problem in (*first.problems, *second.problems):
-        click.echo(f"warning: {problem}", err=True)
+        click.echo(f"warning: {printable(problem)}", err=True)
     for part in ("config", "plan"):
         if found[part]:
             _print([(row["key"], _plain(row["a"]), _plain(row["b"])) for row in found[part]],
@@ -48,16 +49,15 @@ def command(a: Path, b: Path, as_json: bool) -> None:
 def _print(rows: Sequence[tuple[str, ...]], columns: tuple[str, ...]) -> None:
     from rich import box
     from rich.table import Table
-    from rich.text import Text
 
     from paceline.report.tables import wide_console
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, name in enumerate(columns):
         right = index > 0 and columns[0] == "measured"
-        table.add_column(Text(name), justify="right" if right else "left", overflow="fold")
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*row)
     wide_console().print(table)
 
 

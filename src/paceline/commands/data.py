@@ -123,7 +123,6 @@ def _root(given: str | None) -> str | None:
 
 
 def _progress_bar() -> Progress:
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -133,7 +132,9 @@ def _progress_bar() -> Progress:
         TransferSpeedColumn,
     )
 
-    console = Console(stderr=True)
+    from paceline.text import terminal
+
+    console = terminal(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -150,9 +151,9 @@ def describe(dataset: datasets.Dataset) -> dict[str, Any]:
     import numpy as np
 
     def counts(source: datasets.Source) -> dict[str, int] | None:
-        if source.targets is None or not dataset.classes:
+        if source.labels is None or not dataset.classes:
             return None
-        numbers = np.bincount(source.targets, minlength=len(dataset.classes))
+        numbers = np.bincount(source.labels, minlength=len(dataset.classes))
         return {name: int(numbers[label]) for label, name in enumerate(dataset.classes)}
 
     return {
@@ -168,10 +169,11 @@ def describe(dataset: datasets.Dataset) -> dict[str, Any]:
 
 
 def _print_facts(facts: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    from paceline.text import terminal
+
+    console = terminal()
     shape = " x ".join(str(length) for length in facts["sample_shape"])
     megabytes = facts["train"]["samples"] * 4.0 / 1e6
     for length in facts["sample_shape"]:
@@ -215,8 +217,9 @@ def _list(root: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"root": root, "data": rows}, indent=2))
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from paceline.text import terminal
 
     table = Table()
     for title in ("name", "here", "sample", "classes", "what it is"):
@@ -230,7 +233,7 @@ def _list(root: str | None, as_json: bool) -> None:
             str(row["classes"] or ""),
             row["summary"] if row["here"] else f"{row['summary']}; get it: {row['obtain']}",
         )
-    console = Console()
+    console = terminal()
     console.print(table)
     place = root or "not set (PACELINE_DATA or --data)"
     console.print(f"data folder: {place}", highlight=False, markup=False)

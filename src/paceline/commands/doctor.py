@@ -44,7 +44,7 @@ def command(
 
 def _this_machine(as_json: bool) -> None:
     from paceline import data
-    from paceline.config.environment import cache_root, data_root
+    from paceline.config.environment import amx_allowed, cache_root, data_root
     from paceline.measure.instructions import announces_amx, try_amx
     from paceline.measure.machine import look_at_machine, problems
     from paceline.schema import encode
@@ -58,7 +58,7 @@ def _this_machine(as_json: bool) -> None:
         if data.is_here(data.DataRequest(name=name, root=folder, cache=str(cache)))
     ]
     wrong = problems(machine)
-    amx = try_amx() if announces_amx() else None
+    amx = try_amx() if announces_amx() and amx_allowed() else None
     if amx is not None and not amx.works:
         wrong.append(
             "the processor announces AMX, but a program that uses it dies: bf16 uses AVX-512"
@@ -67,8 +67,9 @@ def _this_machine(as_json: bool) -> None:
         facts = encode(machine) | {"data": found, "amx": amx and encode(amx), "problems": wrong}
         click.echo(json.dumps(facts, indent=2))
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from paceline.text import terminal
 
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
@@ -91,7 +92,7 @@ def _this_machine(as_json: bool) -> None:
     ]
     for name, value in rows:
         table.add_row(name, value)
-    console = Console()
+    console = terminal()
     console.print(table)
     for sentence in wrong:
         console.print(f"problem: {sentence}", highlight=False, soft_wrap=True)
@@ -101,7 +102,9 @@ def _this_machine(as_json: bool) -> None:
 
 def _amx_in_words(amx: Amx | None) -> str:
     if amx is None:
-        return "none"
+        from paceline.config.environment import amx_allowed
+
+        return "none" if amx_allowed() else "not used: PACELINE_AMX is off"
     if not amx.works:
         return "announced, but a program that uses it dies"
     if amx.described:

@@ -72,7 +72,7 @@ def _different_mpi(found: Inspection) -> list[str]:
     having = next(name for name, kind in kinds.items() if kind)
     return [
         f"host {name} has {kind or 'no MPI'} but {having} has {kinds[having]}: training goes by"
-        " torchrun over Gloo; install the same on all hosts to use --engine mpi"
+        " ssh over Gloo; install the same on all hosts to use --engine mpi"
         for name, kind in kinds.items()
         if kind != kinds[having]
     ]
@@ -115,10 +115,10 @@ def _facts(host: Host, found: Inspection, links: Links) -> dict[str, Any]:
 
 
 def _print(report: dict[str, Any]) -> None:
-    from rich.console import Console
+    from paceline.text import terminal
 
     # Tables that lose columns in a pipe help nobody.
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    console = terminal(width=200)
     console.print(_host_table(report))
     names = [host["name"] for host in report["hosts"] if not host["error"]]
     if report["links"]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-import tomllib
 from typing import TYPE_CHECKING
 
 import click
 
 from paceline import models, references
 from paceline.errors import ConfigError
+from paceline.schema.config import MOST_CLASSES, MOST_PIXELS
+from paceline.schema.plain import parse_value
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,9 +24,13 @@ _OWN_CHANNELS, _OWN_CLASSES, _OWN_SIZE = 3, 1000, 224
 
 @click.command(name="models")
 @click.argument("name", required=False)
-@click.option("--classes", type=click.IntRange(min=1), help="Number of classes.")
-@click.option("--channels", type=click.IntRange(min=1), help="Channels of an image: 1 grey, 3 RGB.")
-@click.option("--image-size", type=click.IntRange(min=1), help="Height and width of an image.")
+@click.option("--classes", type=click.IntRange(1, MOST_CLASSES), help="Number of classes.")
+@click.option(
+    "--channels", type=click.IntRange(1, 4096), help="Channels of an image: 1 grey, 3 RGB."
+)
+@click.option(
+    "--image-size", type=click.IntRange(1, MOST_PIXELS), help="Height and width of an image."
+)
 @click.option(
     "--option", "options", multiple=True, metavar="KEY=VALUE", help="An option of the model."
 )
@@ -74,10 +79,7 @@ def _parse_options(pairs: tuple[str, ...]) -> dict[str, object]:
         key, equals, text = pair.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"--option {pair!r}: must be KEY=VALUE, such as dropout=0.3")
-        try:
-            parsed[key.strip()] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            parsed[key.strip()] = text
+        parsed[key.strip()] = parse_value(text, f"--option {key} =")
     return parsed
 
 
@@ -205,11 +207,10 @@ def _table(columns: list[tuple[str, str]]) -> Table:
 
 
 def _show(table: Table) -> None:
-    from rich.console import Console
+    from paceline.text import terminal
 
-    terminal = sys.stdout.isatty()
-    console = Console(width=None if terminal else 200, highlight=False)
-    if terminal:
+    console = terminal(width=200)
+    if console.is_terminal:
         console.print(table)
         return
     with console.capture() as captured:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 def partitioned(config: Config, plan: Plan, parts: Parts | None = None) -> Plan:
     """The plan with the layers that `exchange.partition` means; as it was with one node.
 
-    Builds the model here once to see its layers; where none can be split it is not built.
+    Builds the model here once, and runs it on a few samples, to see which layers can be split;
+    where none can be split whatever it is, it is not built.
     """
     settings = config.exchange
     if len(plan.nodes) == 1 or settings.partition == "none":
@@ -22,6 +23,7 @@ def partitioned(config: Config, plan: Plan, parts: Parts | None = None) -> Plan:
     from paceline.cost.split import Division
     from paceline.data.sampler import apportion
     from paceline.exchange.chains import find_chains
+    from paceline.exchange.splittable import look_at
     from paceline.train.parts import make_parts
 
     shares = tuple(node.share for node in plan.nodes)
@@ -36,7 +38,8 @@ def partitioned(config: Config, plan: Plan, parts: Parts | None = None) -> Plan:
     opened = parts or make_parts(config)
     try:
         model = opened.build_model()
-        chains = find_chains(model, opened.dataset.sample_shape)
+        seen = look_at(model, opened.trial())
+        chains = find_chains(model, seen=seen)
     finally:
         if parts is None:
             opened.dataset.close()
@@ -46,5 +49,6 @@ def partitioned(config: Config, plan: Plan, parts: Parts | None = None) -> Plan:
         division,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         possible=possible,
+        obstacles=seen.obstacles,
     )
     return with_partition(plan, choice)

@@ -135,15 +135,16 @@ def plan_machines(config: Config, machines: Machines) -> tuple[Plan, list[str]]:
     from paceline.config.environment import cache_root
     from paceline.errors import PacelineError
     from paceline.schema import Plan, decode, encode, write_json
+    from paceline.schema.plain import read_json_file
 
     factors = calibration()
     facts = json.dumps([encode(config), encode(machines), factors], sort_keys=True)
     name = hashlib.sha256(facts.encode()).hexdigest()[:20]
     path = cache_root() / "plans" / f"{name}.json"
     try:
-        kept = json.loads(path.read_text())
-        return decode(Plan, kept["plan"]), list(kept["lines"])
-    except (OSError, ValueError, KeyError, PacelineError):
+        kept = read_json_file(path)
+        return decode(Plan, kept["plan"]), [str(line) for line in kept["lines"]]
+    except (OSError, ValueError, KeyError, TypeError, PacelineError):
         pass  # not yet made, or by another version
     plan, choice = _choose(config, machines, factors)
     from paceline.plan.nodes import explain_nodes

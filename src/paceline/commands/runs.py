@@ -24,18 +24,26 @@ def command(folder: Path, as_json: bool) -> None:
         return
     from rich import box
     from rich.table import Table
-    from rich.text import Text
 
     from paceline.report.tables import wide_console
     from paceline.text import rate
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     columns = ("run", "when", "model", "data", "batch", "strategy", "hosts", "images/s")
-    for name in (*columns, "accuracy", "finished"):
-        right = name in ("batch", "hosts", "images/s", "accuracy")
+    # Accuracy where there are classes; the loss tells runs apart where there are none.
+    scores = [
+        (name, key, style)
+        for name, key, style in (
+            ("accuracy", "test_accuracy", ".2%"),
+            ("test loss", "test_loss", ".4g"),
+        )
+        if any(line[key] is not None for line in lines)
+    ]
+    for name in (*columns, *(name for name, _, _ in scores), "finished"):
+        right = name in ("batch", "hosts", "images/s", "accuracy", "test loss")
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for line in lines:
-        speed, accuracy = line["images_per_second"], line["test_accuracy"]
+        speed = line["images_per_second"]
         cells = (
             line["name"],
             line["when"],
@@ -45,13 +53,12 @@ def command(folder: Path, as_json: bool) -> None:
             line["strategy"],
             str(line["hosts"]),
             "" if speed is None else rate(speed),
-            "" if accuracy is None else f"{accuracy:.2%}",
+            *("" if line[key] is None else format(line[key], style) for _, key, style in scores),
             "yes" if line["finished"] else f"no, {line['epochs']} epochs",
         )
-        # Text: a name with [brackets] is not rich's markup.
-        table.add_row(*(Text(cell) for cell in cells))
+        table.add_row(*cells)
     console = wide_console()
     console.print(table)
     for line in lines:
         for problem in line["problems"]:
-            console.print(Text(f"{line['name']}: {problem}"), soft_wrap=True)
+            console.print(f"{line['name']}: {problem}", soft_wrap=True)

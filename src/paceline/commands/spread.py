@@ -38,11 +38,6 @@ def train_on_hosts(start: Start) -> int:
         if left := [host.name for host in request.hosts.host if host.name not in used]:
             start.say(f"the plan leaves {', '.join(left)} out")
         request = dataclasses.replace(request, hosts=hosts)
-    if start.given is not None:
-        raise UnsupportedError(
-            "objects without a name cannot travel to other hosts: give the model and the data as"
-            ' names or "module:callable"'
-        )
     if start.plan is None and start.config.local.strategy == "auto":
         refuse_options_without_strategy(start.config.local)
     found = None
@@ -52,8 +47,13 @@ def train_on_hosts(start: Start) -> int:
             start.say(f"warning: {warning}")
     if request.engine == "auto" and start.config.exchange.kind == "parameter_server":
         # Over MPI the loss of one worker ends all; over Gloo the others go on.
-        request = dataclasses.replace(request, engine="torchrun")
+        request = dataclasses.replace(request, engine="ssh")
     engine = choose_engine(request, found)
+    if request.engine == "torchrun:c10d":
+        start.say(
+            "warning: torchrun's c10d rendezvous runs what anybody on the network puts into its"
+            " store: use --engine ssh where you do not trust all who can reach it"
+        )
     nodes = len(request.hosts.places)
     start.say(f"{nodes} node{'s' if nodes > 1 else ''} by {engine.name}, over {engine.backend}")
     order = Order(
@@ -61,6 +61,7 @@ def train_on_hosts(start: Start) -> int:
         hosts=request.hosts,
         config=dump_config(start.config),
         plan=lambda session: plan_nodes(start, session),
+        continues=not start.run.is_new,
         silent=start.silent,
         say=start.say,
         show=start.show,
@@ -73,9 +74,9 @@ def choose_engine(request: HostsRequest, found: Inspection | None) -> Engine:
     """The engine that was asked for; "auto" takes MPI where every host has the same one."""
     name, _, option = request.engine.partition(":")
     if name == "auto":
-        name = "mpi" if found is not None and mpi_obstacle(found) is None else "torchrun"
+        name = "mpi" if found is not None and mpi_obstacle(found) is None else "ssh"
     if name == "mpi" and found is not None and (obstacle := mpi_obstacle(found)):
-        raise UserError(f"engine 'mpi' cannot be used: {obstacle}; or use --engine torchrun")
+        raise UserError(f"engine 'mpi' cannot be used: {obstacle}; or use --engine ssh")
     cls: Any = engine_class(name)
     if name == "slurm":
         engine: Engine = cls(request.options)

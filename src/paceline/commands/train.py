@@ -88,11 +88,21 @@ def command(
     if data_root is not None:
         changes = (*changes, f"data.root={json.dumps(str(data_root))}")
 
+    def say(text: str) -> None:
+        if not as_json:
+            click.echo(text)
+
     def begin() -> api.Start:
         asked = load_config(config, changes) if config or not resume else None
         script: list[Leg] = []
         settings, directory, chosen = api.begin(
-            asked, run=run, resume=resume, plan=plan, changes=changes
+            asked,
+            run=run,
+            resume=resume,
+            plan=plan,
+            changes=changes,
+            elsewhere=hosts is not None,
+            say=say,
         )
         if chosen is None and config is not None and not again:
             chosen = api.plan_beside(config, settings)
@@ -106,7 +116,7 @@ def command(
             began=seconds_since_start(),
             silent=as_json,
             again=again,
-            say=(lambda text: None) if as_json else click.echo,
+            say=say,
             show=(lambda text: click.echo(text, err=True)) if as_json else click.echo,
             hosts=hosts,
         )
@@ -175,10 +185,9 @@ def _show(result: Any, as_json: bool) -> None:
     if result.exit_code:
         click.echo(f"stopped and saved; continue with: paceline train --resume --run {result.run}")
         return
-    from rich.console import Console
-
+    from paceline.text import terminal
     from paceline.train.progress import summary_table
 
-    console = Console()
+    console = terminal()
     console.print(summary_table(result.summary))
     console.print(f"run directory: {result.run}", highlight=False, soft_wrap=True)

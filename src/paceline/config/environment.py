@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -10,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, shown
 from paceline.schema.rank import RankContext
+from paceline.secure.files import read_private, write_private
+from paceline.secure.sealing import checked_secret, new_secret
 
 
 def data_root(environment: Mapping[str, str] = os.environ) -> Path | None:
@@ -27,6 +30,14 @@ def cache_root(environment: Mapping[str, str] = os.environ) -> Path:
         return Path(value).expanduser()
     base = environment.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "paceline"
+
+
+def amx_allowed(environment: Mapping[str, str] = os.environ) -> bool:
+    """False with PACELINE_AMX=off: AMX is then neither tried, nor described to oneDNN, nor used."""
+    value = environment.get("PACELINE_AMX", "auto")
+    if value not in ("auto", "off"):
+        raise ConfigError(f"PACELINE_AMX = {shown(value)} must be auto or off")
+    return value == "auto"
 
 
 def instruction_limit(environment: Mapping[str, str] = os.environ) -> str | None:
@@ -66,7 +77,7 @@ def rank_context(environment: Mapping[str, str] = os.environ) -> RankContext:
         address=environment.get("PACELINE_ADDRESS", "127.0.0.1"),
         port=number("PACELINE_PORT"),
         backend=environment.get("PACELINE_BACKEND", "gloo"),
-        has_store=environment.get("PACELINE_HAS_STORE", "0") == "1",
+        secret=shared_secret(environment) if number("PACELINE_NODES") > 1 else "",
     )
 
 
@@ -82,8 +93,7 @@ def rank_environment(context: RankContext) -> dict[str, str]:
         "PACELINE_ADDRESS": context.address,
         "PACELINE_PORT": str(context.port),
         "PACELINE_BACKEND": context.backend,
-        "PACELINE_HAS_STORE": str(int(context.has_store)),
-    }
+    } | ({SECRET: context.secret} if context.secret else {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +216,13 @@ def slurm_allocation(environment: Mapping[str, str] = os.environ) -> Allocation 
     return Allocation(job=job, hosts=hosts, tasks=_number(environment, "SLURM_NTASKS", len(hosts)))
 
 
-AGENT_VARIABLES = ("PACELINE_DATA", "PACELINE_CACHE", "ONEDNN_MAX_CPU_ISA", "PYTHONPATH")
+AGENT_VARIABLES = (
+    "PACELINE_DATA",
+    "PACELINE_CACHE",
+    "PACELINE_AMX",
+    "ONEDNN_MAX_CPU_ISA",
+    "PYTHONPATH",
+)
 """What an agent needs of the launcher's environment: ssh gives a fresh one."""
 
 
@@ -220,13 +236,31 @@ def use_variables(variables: Mapping[str, str]) -> None:
     os.environ.update({name: variables[name] for name in AGENT_VARIABLES if name in variables})
 
 
-TOKEN = "PACELINE_TOKEN"
-"""By which agents show the launcher that it was who had them started."""
+SECRET = "PACELINE_SECRET"
+"""By which processes of one run prove to each other that they belong to it."""
 
 
-def take_token() -> str:
-    """The token, which is then gone from this process's environment and that of its children."""
-    return os.environ.pop(TOKEN, "")
+def take_secret() -> str:
+    """The secret, which is then gone from this process's environment and that of its children."""
+    return os.environ.pop(SECRET, "")
+
+
+def shared_secret(environment: Mapping[str, str] = os.environ) -> str:
+    """PACELINE_SECRET, or the key in the user's cache folder, which only the user can read.
+
+    For processes that no launcher of ours has started: hosts with one home folder have the same.
+    """
+    if given := environment.get(SECRET, ""):
+        return checked_secret(given)
+    path = cache_root(environment) / "secret"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f".secret-{new_secret()[:16]}")
+        write_private(new, new_secret())
+        with contextlib.suppress(FileExistsError):
+            os.link(new, path)  # whole, or not at all: another process may do the same
+        new.unlink()
+    return checked_secret(read_private(path))
 
 
 def agent_node(environment: Mapping[str, str] = os.environ) -> int | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
 from paceline.config.environment import lab_hosts
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, shown
 from paceline.schema.codec import decode
 from paceline.schema.hosts import Host, HostDefaults, Hosts
+from paceline.schema.plain import parse_value, read_toml
 
 _RULE = "give a hosts.toml, names as --hosts a,b, or --hosts lab inside `paceline lab run`"
 
@@ -29,9 +29,16 @@ def find_hosts(text: str) -> Hosts:
             )
         return load_hosts(path)
     path = Path(text).expanduser()
-    if text.endswith(".toml") or "/" in text or path.is_file():
+    if text.endswith(".toml") or "/" in text or _is_file(path):
         return load_hosts(path)
     return hosts_from_names(text)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a list of many hosts is longer than a file's name may be
+        return False
 
 
 def hosts_from_names(text: str) -> Hosts:
@@ -41,25 +48,21 @@ def hosts_from_names(text: str) -> Hosts:
         name, separator, slots = word.strip().rpartition(":")
         if not separator:
             hosts.append({"name": word.strip()})
-        elif slots.isdigit() and name:
-            hosts.append({"name": name, "slots": int(slots)})
+        elif name and isinstance(count := parse_value(slots, "--hosts"), int):
+            hosts.append({"name": name, "slots": count})
         else:
-            raise ConfigError(f"--hosts {text!r}: {word!r} is not a host's name: {_RULE}")
+            raise ConfigError(f"--hosts {shown(text)}: {shown(word)} is not a host's name: {_RULE}")
     if not all(host["name"] for host in hosts):
-        raise ConfigError(f"--hosts {text!r} has an empty name: {_RULE}")
+        raise ConfigError(f"--hosts {shown(text)} has an empty name: {_RULE}")
     return hosts_from({"host": hosts})
 
 
 def load_hosts(path: Path) -> Hosts:
     """The hosts of a TOML file."""
     try:
-        data = tomllib.loads(path.read_text())
+        data = read_toml(path)
     except FileNotFoundError:
         raise ConfigError(f"--hosts {str(path)!r}: there is no such file: {_RULE}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read as text: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
     try:
         return hosts_from(data)
     except ConfigError as error:

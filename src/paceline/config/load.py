@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import metadata, resources
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import Any
 
 import tomli_w
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, shown
 from paceline.schema.codec import decode, encode
 from paceline.schema.config import OPTIMIZERS, Config
+from paceline.schema.plain import DEEPEST, parse_toml, parse_value, read_toml
 
 
 def load_config(path: Path | None = None, changes: Iterable[str] = ()) -> Config:
@@ -37,11 +37,8 @@ def config_from(data: Mapping[str, Any]) -> Config:
     """
     tables: dict[str, Any] = {}
     for key, value in data.items():
-        *parents, last = key.split(".")
-        table = tables
-        for parent in parents:
-            table = table.setdefault(parent, {})
-        table[last] = dict(value) if isinstance(value, Mapping) else value
+        plain = dict(value) if isinstance(value, Mapping) else value
+        _put(tables, key.split("."), plain, f"the key {shown(key)}")
     config = decode(Config, tables)
     _check_names(config)
     return config
@@ -62,32 +59,35 @@ def with_versions(config: Config) -> Config:
 
 def _read_toml(path: Path | None) -> dict[str, Any]:
     if path is None:
-        text = resources.files("paceline.config").joinpath("default.toml").read_text()
-        return tomllib.loads(text)
+        return parse_toml(resources.files("paceline.config").joinpath("default.toml").read_text())
     if path.is_dir():
         path = path / "config.toml"
     try:
-        return tomllib.loads(path.read_text())
+        return read_toml(path)
     except FileNotFoundError:
         raise ConfigError(f"there is no file {path}: give the path of a TOML file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read as text: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
 def _apply_change(data: dict[str, Any], change: str) -> None:
     key, separator, text = change.partition("=")
     parts = [part.strip() for part in key.split(".")]
+    said = f"--set {shown(change)}"
     if not separator or not all(parts):
-        raise ConfigError(f"--set {change!r} must have the form key=value, as train.epochs=3")
-    table = data
+        raise ConfigError(f"{said} must have the form key=value, as train.epochs=3")
+    _put(data, parts, parse_value(text.strip(), f"--set {key.strip()} ="), said)
+    _drop_rival(data, ".".join(parts))
+
+
+def _put(tables: dict[str, Any], parts: list[str], value: Any, said: str) -> None:
+    """Set a value by the parts of its dotted key; `said` is what messages call that."""
+    if len(parts) > DEEPEST:
+        raise ConfigError(f"{said} has a key of {len(parts)} parts: it must have {DEEPEST} at most")
+    table = tables
     for part in parts[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"--set {change!r}: {part!r} is a value, not a table of keys")
-    table[parts[-1]] = _parse_value(text.strip())
-    _drop_rival(data, key.strip())
+            raise ConfigError(f"{said}: {shown(part)} is a value, not a table of keys")
+    table[parts[-1]] = value
 
 
 def _drop_rival(data: dict[str, Any], key: str) -> None:
@@ -97,23 +97,16 @@ def _drop_rival(data: dict[str, Any], key: str) -> None:
         data["workload"].pop(rivals[key], None)
 
 
-def _parse_value(text: str) -> Any:
-    """A TOML value; anything that is not one is a text, so that quotes can be left out."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
 def _check_names(config: Config) -> None:
     name = config.optimizer.name
     if name not in OPTIMIZERS and ":" not in name:
         raise ConfigError(
-            f"optimizer.name = {name!r} is not one of {', '.join(OPTIMIZERS)},"
+            f"optimizer.name = {shown(name)} is not one of {', '.join(OPTIMIZERS)},"
             ' nor a reference as "module:callable"'
         )
     loss = config.workload.loss
     if loss != "cross_entropy" and ":" not in loss:
         raise ConfigError(
-            f'workload.loss = {loss!r} is not cross_entropy, nor a reference as "module:callable"'
+            f"workload.loss = {shown(loss)} is not cross_entropy, nor a reference as"
+            ' "module:callable"'
         )

@@ -122,8 +122,11 @@ def cached_array(
         f"{path}|{stat.st_size}|{stat.st_mtime_ns}" for path, stat in zip(files, stats, strict=True)
     ]
     target = folder / "arrays" / f"{tag}-{fingerprint_of(['1', *identity])}.npy"
-    with contextlib.suppress(OSError, ValueError):
-        return np.asarray(np.load(target, mmap_mode="r", allow_pickle=False))
+    # What numpy raises for a damaged header can be nearly anything; the array is then made again.
+    with contextlib.suppress(Exception):
+        kept = np.asarray(np.load(target, mmap_mode="r", allow_pickle=False))
+        if kept.dtype == np.uint8:
+            return kept
     array = make()
     with contextlib.suppress(OSError):
         target.parent.mkdir(parents=True, exist_ok=True)

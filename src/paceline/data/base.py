@@ -26,7 +26,7 @@ class Source(abc.ABC):
     """True: may be fetched in a background thread."""
 
     targets: np.ndarray | None = None
-    """Every target in sample order, where known without reading samples."""
+    """Every target in sample order, as `fetch` gives it, where known without reading samples."""
 
     bytes_read: int = 0
     """Bytes of data files that `fetch` has read so far; the cache of decoded images costs none."""
@@ -43,6 +43,11 @@ class Source(abc.ABC):
         The result depends on the arguments and the seed the source was opened with, on nothing
         else: not on who asks, in which order, or how often.
         """
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """Every sample's class where known, to count and to divide by; never trained on."""
+        return self.targets
 
     @property
     def skipped_while_reading(self) -> tuple[Skipped, ...]:

@@ -6,6 +6,7 @@ The Python version of CIFAR-10 is a pickle, which could run foreign code: it is 
 from __future__ import annotations
 
 import tarfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,8 +95,9 @@ def read_archive(path: Path) -> np.ndarray:
                     file = archive.extractfile(member)
                     assert file is not None
                     found[name] = parse_records(file.read(), f"{path}: {name}")
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise DataError(f"{path} is damaged or cut short ({error}); {AGAIN}") from error
+    except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error) as error:
+        reason = str(error).splitlines()[0].rstrip(":")
+        raise DataError(f"{path} is damaged or cut short ({reason}); {AGAIN}") from error
     return _joined(lambda name: found.get(name), path)
 
 

@@ -44,6 +44,8 @@ class Feed:
     shares: Sequence[float]
     """Relative size of every worker's part."""
     worker: int
+    least: int = 1
+    """Fewest samples of a part that has any."""
     augment: bool = True
     reads_inputs: bool = True
     """False for a worker that gets its inputs from another one and needs targets only."""
@@ -56,7 +58,7 @@ class Feed:
         # Drawn here, not in the reading thread: the sampler caches one epoch's order.
         plan = [
             (
-                self.sampler.part(epoch, step, self.shares, self.worker),
+                self.sampler.part(epoch, step, self.shares, self.worker, self.least),
                 len(self.sampler.batch(epoch, step)),
             )
             for step in steps

@@ -4,16 +4,22 @@ A map-style dataset has a length and gives an (input, target) pair for a number.
 augmentations draw from the global random generators of torch, numpy and Python: these
 are seeded before each item from (seed, epoch, number) and put back afterwards, so that a
 sample looks the same whichever worker fetches it, and after a resume.
+
+Inputs and targets reach the model and the loss as torch's DataLoader would collate them: tensors
+and arrays keep their dtype and their values, numbers become int64 and float64. Pictures of Pillow,
+which a DataLoader refuses, become tensors from 0 to 1 as torchvision's ToTensor makes them.
 """
 
 from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import Subset as TorchSubset
 from torch.utils.data import TensorDataset
 
 from paceline.data.base import DataRequest, Dataset, Source, fingerprint_of
@@ -21,6 +27,10 @@ from paceline.data.splits import ITEM_STREAM, Subset, limited, plain_split, stra
 from paceline.errors import DataError
 
 REMEDY = "give a dataset with __len__ and __getitem__ that returns (input, target)"
+CHECKED = 5
+"""Samples, spread over a dataset, whose targets must be as it lists them to be believed."""
+MOST_CLASSES = 2**16
+"""Whole numbers above this, and above the number of samples, are no labels of classes."""
 
 
 class MapSource(Source):
@@ -34,7 +44,22 @@ class MapSource(Source):
         self._length = _length(dataset, what)
         first, _ = self._items(np.array([0]), epoch=0)
         self.sample_shape = tuple(first.shape[1:])
-        self.targets = _known_targets(dataset, self._length)
+        self._labels = self._believed_labels()
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        return self._labels
+
+    def _believed_labels(self) -> np.ndarray | None:
+        """Labels that the dataset lists itself, where its items have them too."""
+        listed = _listed_labels(self._dataset, self._length)
+        if listed is None:
+            return None
+        numbers = np.unique(np.linspace(0, self._length - 1, CHECKED).astype(np.int64))
+        _, targets = self._items(numbers, epoch=0)
+        if targets.ndim != 1 or targets.is_floating_point() or targets.is_complex():
+            return None
+        return listed if np.array_equal(targets.numpy(), listed[numbers]) else None
 
     def __len__(self) -> int:
         return self._length
@@ -69,7 +94,7 @@ class MapSource(Source):
         torch.default_generator.manual_seed(word)
         try:
             item = self._dataset[index]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise DataError(
                 f"{self._what}: item {index} raised {type(error).__name__}: {error}; correct the"
                 " dataset"
@@ -97,8 +122,8 @@ class TensorSource(Source):
     def __init__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         self._inputs, self._targets = inputs.detach(), targets.detach()
         self.sample_shape = tuple(inputs.shape[1:])
-        if not targets.is_floating_point() and targets.ndim == 1:
-            self.targets = targets.numpy().astype(np.int64)
+        if targets.ndim == 1 and not (targets.is_floating_point() or targets.is_complex()):
+            self.targets = self._targets.numpy()
 
     def __len__(self) -> int:
         return len(self._inputs)
@@ -107,41 +132,56 @@ class TensorSource(Source):
         self, indices: np.ndarray, *, epoch: int, augment: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         numbers = torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
-        return (
-            _as_input(self._inputs.index_select(0, numbers)),
-            _as_target(self._targets.index_select(0, numbers)),
-        )
+        return self._inputs.index_select(0, numbers), self._targets.index_select(0, numbers)
 
 
-def _as_input(tensor: torch.Tensor) -> torch.Tensor:
-    """Floats as float32, bytes as floats from 0 to 1, other integers as they are."""
-    if tensor.dtype == torch.uint8:
+def _tensor(value: Any) -> torch.Tensor:
+    """A tensor as a DataLoader makes it of the same value; TypeError where it makes none."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        # Writable and with strides above zero, which a view (a flip, say) need not be.
+        return torch.as_tensor(np.require(value, requirements=["C", "W"]))
+    if isinstance(value, float):
+        return torch.tensor(value, dtype=torch.float64)
+    if isinstance(value, int | complex):
+        return torch.tensor(value)
+    raise TypeError(type(value).__name__)
+
+
+def _picture(value: Any) -> torch.Tensor:
+    """Channels first; bytes and bits from 0 to 1, other pixels as they are."""
+    pixels = np.array(value)
+    pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    tensor = torch.from_numpy(np.ascontiguousarray(pixels))
+    if tensor.dtype is torch.uint8:
         return tensor.to(torch.float32).div_(255)
-    return tensor.to(torch.float32) if tensor.is_floating_point() else tensor
-
-
-def _as_target(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.float32 if tensor.is_floating_point() else torch.int64)
+    return tensor.to(torch.float32) if tensor.dtype is torch.bool else tensor
 
 
 def _input_tensor(value: Any, where: str) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        return _as_input(value)
-    if hasattr(value, "getbands"):  # A picture of Pillow: channels first, from 0 to 1.
-        pixels = np.array(value)
-        pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-        return _as_input(torch.from_numpy(np.ascontiguousarray(pixels)))
+    if hasattr(value, "getbands"):  # a picture of Pillow
+        return _picture(value)
     try:
-        return _as_input(torch.as_tensor(np.asarray(value)))
+        return _tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{where}: input is a {type(value).__name__}, not a tensor") from error
+        several = (
+            " of several inputs, and the model takes one: put them into one tensor, which the model"
+            " takes apart"
+            if isinstance(value, tuple | list | dict)
+            else ", not a tensor: make it one in __getitem__"
+        )
+        raise DataError(f"{where}: input is a {type(value).__name__}{several}") from error
 
 
 def _target_tensor(value: Any, where: str) -> torch.Tensor:
     try:
-        return _as_target(torch.as_tensor(value))
+        return _tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{where}: target {value!r} is neither number nor tensor") from error
+        shown = repr(value) if len(repr(value)) < 60 else f"of type {type(value).__name__}"
+        raise DataError(
+            f"{where}: target {shown} is neither number nor tensor: make it one in __getitem__"
+        ) from error
 
 
 def _length(dataset: Any, what: str) -> int:
@@ -153,8 +193,10 @@ def _length(dataset: Any, what: str) -> int:
     return length
 
 
-def _known_targets(dataset: Any, length: int) -> np.ndarray | None:
-    """Labels that the dataset lists itself, as torchvision's do in `targets`."""
+def _listed_labels(dataset: Any, length: int) -> np.ndarray | None:
+    """What the dataset lists in `targets` or `labels`, as torchvision's do."""
+    if getattr(dataset, "target_transform", None) is not None:
+        return None  # its items have other targets
     for name in ("targets", "labels"):
         listed = getattr(dataset, name, None)
         if listed is None:
@@ -180,13 +222,17 @@ def as_source(dataset: Any, *, seed: int, what: str = "data set") -> Source:
 
 
 def _classes(train: Source, test: Source, dataset: Any) -> tuple[str, ...]:
+    while isinstance(dataset, TorchSubset):
+        dataset = dataset.dataset
     named = getattr(dataset, "classes", None)
-    if isinstance(named, list | tuple) and named:
+    transformed = getattr(dataset, "target_transform", None) is not None
+    if isinstance(named, list | tuple) and named and not transformed:
         return tuple(str(name) for name in named)
-    known = [part.targets for part in (train, test) if part.targets is not None]
-    if not known or train.targets is None:
+    known = [part.labels for part in (train, test) if part.labels is not None]
+    if not known or train.labels is None:
         return ()
-    return tuple(str(label) for label in range(max(int(part.max()) for part in known) + 1))
+    count = max(int(part.max()) for part in known) + 1
+    return tuple(map(str, range(count))) if count <= max(MOST_CLASSES, len(train)) else ()
 
 
 def from_datasets(train: Any, test: Any, *, seed: int = 0, name: str = "own data") -> Dataset:
@@ -213,9 +259,9 @@ def _described(
 ) -> Dataset:
     classes = _classes(train, test, dataset)
     if not classes:
-        notes += ("the number of classes is not known from the data; the model must say it",)
+        notes += ("the number of classes is not known from the data; a model may need to be told",)
     identity = [name, str(len(train)), str(len(test)), str(train.sample_shape)]
-    known = [part.targets.tobytes() for part in (train, test) if part.targets is not None]
+    known = [part.labels.tobytes() for part in (train, test) if part.labels is not None]
     return Dataset(
         name=name,
         train=train,
@@ -228,48 +274,68 @@ def _described(
 
 
 def open_reference(request: DataRequest) -> Dataset:
-    """Call the user's function; it returns one map-style dataset or a (train, test) pair.
+    """Call the function that the request names; see `open_own`."""
+    from paceline.references import resolve_factory
 
-    The request's options are its keyword arguments.
+    return open_own(resolve_factory(request.name, "data"), request, request.name)
+
+
+def open_own(value: Any, request: DataRequest, name: str) -> Dataset:
+    """A data set of the user's own: a map-style dataset, a pair (train, test) of them, or a
+    function that gives the one or the other.
+
+    The request's options are the function's keyword arguments.
     """
-    from paceline.references import resolve
-
-    function = resolve(request.name, "data")
-    try:
-        made = function(**request.options)
-    except Exception as error:
-        raise DataError(
-            f"data {request.name!r} raised {type(error).__name__}: {error}; correct the function"
-            " or its options"
-        ) from error
+    is_dataset = isinstance(value, Dataset) or not callable(value)
+    is_dataset = is_dataset or (not isinstance(value, type) and hasattr(value, "__getitem__"))
+    if is_dataset:
+        request.check_options()
+        made = value
+    else:
+        made = _call(value, request, name)
     if isinstance(made, Dataset):
         return made
     if isinstance(made, tuple):
         if len(made) != 2:
             raise DataError(
-                f"data {request.name!r} returned {len(made)} values; return one dataset or a"
-                " (train, test) pair"
+                f"data {name!r} {'is' if is_dataset else 'returned'} {len(made)} values; give one"
+                " dataset or a (train, test) pair"
             )
-        both = from_datasets(made[0], made[1], seed=request.seed, name=request.name)
+        both = from_datasets(made[0], made[1], seed=request.seed, name=name)
         return _described(
-            request.name,
+            name,
             limited(both.train, request.limit, request.seed),
             limited(both.test, request.limit, request.seed),
             made[0],
             (),
         )
-    whole = as_source(made, seed=request.seed, what=f"data {request.name!r}")
+    return _split(made, request, name)
+
+
+def _call(function: Callable[..., Any], request: DataRequest, name: str) -> Any:
+    try:
+        return function(**request.options)
+    except (Exception, SystemExit) as error:
+        raise DataError(
+            f"data {name!r} raised {type(error).__name__}: {error}; correct the function"
+            " or its options"
+        ) from error
+
+
+def _split(made: Any, request: DataRequest, name: str) -> Dataset:
+    """One dataset, a part of which is held back for testing."""
+    whole = as_source(made, seed=request.seed, what=f"data {name!r}")
     if len(whole) < 2:
-        raise DataError(f"data {request.name!r} has one sample; a test part needs a second")
-    if whole.targets is None:
+        raise DataError(f"data {name!r} has one sample; a test part needs a second")
+    if whole.labels is None:
         split = plain_split(len(whole), request.validation, request.seed)
     else:
-        split = stratified_split(whole.targets, request.validation, request.seed)
+        split = stratified_split(whole.labels, request.validation, request.seed)
     note = (
         f"{len(split[1])} of {len(whole)} samples are held back for testing"
         f" (validation = {request.validation}, seed = {request.seed})"
     )
     train, test = (limited(Subset(whole, part), request.limit, request.seed) for part in split)
     if not len(test):
-        raise DataError(f"data {request.name!r} has one sample per class; a test part needs more")
-    return _described(request.name, train, test, made, (note,))
+        raise DataError(f"data {name!r} has one sample per class; a test part needs more")
+    return _described(name, train, test, made, (note,))

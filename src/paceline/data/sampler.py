@@ -14,22 +14,37 @@ import numpy as np
 from paceline.errors import ConfigError
 
 
-def apportion(count: int, shares: Sequence[float]) -> list[int]:
+def apportion(count: int, shares: Sequence[float], least: int = 1) -> list[int]:
     """Split `count` samples in proportion to shares, by largest remainder.
 
     The parts add up to `count`; a share of 0 gets nothing; equal shares differ
-    by at most one, the first ones getting the odd samples.
+    by at most one, the first ones getting the odd samples. A part that would have fewer
+    than `least` samples gets none, the smallest share first, the others then divide the
+    samples; a `count` below `least` stays in one piece.
 
     >>> apportion(10, [2, 1])
     [7, 3]
     >>> apportion(128, [20, 1])
     [122, 6]
+    >>> apportion(5, [1, 1, 1, 1], least=2)
+    [3, 2, 0, 0]
     """
     total = math.fsum(shares)
     if not shares or total <= 0 or any(share < 0 or not math.isfinite(share) for share in shares):
         raise ConfigError(
             f"shares {list(shares)} must be numbers of at least 0, one of them above 0"
         )
+    shares = list(shares)
+    while True:
+        parts = _largest_remainder(count, shares)
+        small = [i for i, part in enumerate(parts) if 0 < part < least]
+        if not small or sum(share > 0 for share in shares) == 1:
+            return parts
+        shares[min(small, key=lambda i: (shares[i], -i))] = 0.0
+
+
+def _largest_remainder(count: int, shares: Sequence[float]) -> list[int]:
+    total = math.fsum(shares)
     exact = [count * share / total for share in shares]
     parts = [math.floor(value + 1e-9) for value in exact]
     order = sorted(range(len(shares)), key=lambda i: (parts[i] - exact[i], i))
@@ -75,9 +90,11 @@ class GlobalSampler:
         start = step * self.batch_size
         return self.order(epoch)[start : start + self.batch_size]
 
-    def part(self, epoch: int, step: int, shares: Sequence[float], worker: int) -> np.ndarray:
-        """The samples of one global batch that one worker takes."""
+    def part(
+        self, epoch: int, step: int, shares: Sequence[float], worker: int, least: int = 1
+    ) -> np.ndarray:
+        """The samples of one global batch that one worker takes: none, or at least `least`."""
         batch = self.batch(epoch, step)
-        sizes = apportion(len(batch), shares)
+        sizes = apportion(len(batch), shares, least)
         start = sum(sizes[:worker])
         return batch[start : start + sizes[worker]]

@@ -58,6 +58,11 @@ class Subset(Source):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return self.source.fetch(self.numbers[indices], epoch=epoch, augment=augment)
 
+    @property
+    def labels(self) -> np.ndarray | None:
+        known = self.source.labels
+        return None if known is None else known[self.numbers]
+
     # The counter belongs to the source below; two subsets of one source share it.
     @property
     def bytes_read(self) -> int:  # type: ignore[override]

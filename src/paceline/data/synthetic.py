@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from paceline.data.base import DataRequest, Dataset, DataSpec, Source, fingerprint_of
-from paceline.errors import DataError
+from paceline.errors import DataError, shown
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +25,10 @@ SPEC = DataSpec(
 
 # How many different noise pictures there are; each sample adds one, shifted by its own amount.
 NOISE_PICTURES = 64
+MOST_NUMBERS = 2**26
+"""Of a sample: the noise pictures then take 16 GB."""
+MOST_CLASSES, MOST_SAMPLES = 2**20, 2**30
+"""Each class has a picture in memory, each sample its label."""
 
 
 class SyntheticSource(Source):
@@ -64,10 +69,13 @@ class SyntheticSource(Source):
         )
 
 
-def _whole_number(options: Any, key: str, default: int) -> int:
+def _whole_number(options: Any, key: str, default: int, most: int) -> int:
     value = options.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise DataError(f"{key} = {value!r} of data set 'synthetic' must be a whole number above 0")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise DataError(
+            f"{key} = {shown(value)} of data set 'synthetic' must be a whole number above 0,"
+            f" and at most {most}"
+        )
     return value
 
 
@@ -81,14 +89,15 @@ def open_synthetic(request: DataRequest) -> Dataset:
         not isinstance(shape, list | tuple)
         or not shape
         or not all(isinstance(length, int) and length > 0 for length in shape)
+        or math.prod(shape) > MOST_NUMBERS
     ):
         raise DataError(
-            f"shape = {shape!r} of data set 'synthetic' must be a list of whole numbers above 0,"
-            " such as [3, 32, 32]"
+            f"shape = {shown(shape)} of data set 'synthetic' must be a list of whole numbers above"
+            f" 0, such as [3, 32, 32], and at most {MOST_NUMBERS} numbers in all"
         )
-    classes = _whole_number(options, "classes", 10)
-    count = _whole_number(options, "samples", 1024)
-    test_count = _whole_number(options, "test_samples", max(1, count // 4))
+    classes = _whole_number(options, "classes", 10, MOST_CLASSES)
+    count = _whole_number(options, "samples", 1024, MOST_SAMPLES)
+    test_count = _whole_number(options, "test_samples", max(1, count // 4), MOST_SAMPLES)
     if request.limit:
         count, test_count = min(count, request.limit), min(test_count, request.limit)
     return Dataset(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from paceline.exchange.base import Memory, Setting, Summing
+from paceline.exchange.base import Beginning, Memory, Setting, Summing
 from paceline.exchange.buckets import Waitable
 from paceline.exchange.memory import errors_named, errors_of
 from paceline.exchange.network import Pending
@@ -24,11 +24,11 @@ class AllReduce(Summing):
         super().__init__(setting)
         self._errors: dict[int, torch.Tensor] = {}
 
-    def start(self, update: int) -> int:
-        if update and self.setting.options.compression == "bf16":
+    def start(self, beginning: Beginning) -> int:
+        if beginning.update and self.setting.options.compression == "bf16":
             assert self._buckets is not None
             self._errors = errors_of(self.setting.saved(), self._buckets)
-        return update
+        return beginning.update
 
     def memory(self) -> Memory:
         return errors_named(self._errors)

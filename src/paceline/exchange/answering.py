@@ -10,14 +10,17 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.exchange.agreement import other_model
 from paceline.exchange.copies import Words, take_copy
 from paceline.exchange.duty import Duty
 from paceline.exchange.groups import ServerGroup, counterparts
 from paceline.exchange.members import Member, Round, must_wait
 from paceline.exchange.network import Traffic
+from paceline.exchange.seed import Seed, read_note, receive_seed
 from paceline.exchange.shard import Shard
 from paceline.exchange.staleness import Staleness, rate_correction
-from paceline.exchange.wire import Answer, Kind, Link, Request
+from paceline.exchange.validation import check_push
+from paceline.exchange.wire import Answer, BadMessageError, Kind, Link, Request
 from paceline.schema import ExchangeSettings
 
 KEPT_SUMS = 64
@@ -62,18 +65,24 @@ class Answering:
         place: Place,
         options: ExchangeSettings,
         *,
-        start: int,
         patience: float,
+        model: str = "",
+        rest_bytes: int = 0,
         duty: Duty | None = None,
     ) -> None:
+        """`model` and `rest_bytes`: what workers must have built too, see `model_digest`."""
         self.shard, self.place, self.options = shard, place, options
         self.synchronous = options.mode == "sync"
-        self.version = self.start = start
+        self.version = self.start = 0
+        self.model, self.rest_bytes = model, rest_bytes
+        self.seeded = False
+        """The first worker has said what training begins with."""
+        self.rest = torch.empty(0, dtype=torch.uint8)
+        """The first worker's frozen weights and buffers."""
         self.patience = patience
         self.duty = duty or Duty()
         self.members = {
-            node: Member(node, host, group, start, start - 1, start)
-            for node, host, group in place.group.workers
+            node: Member(node, host, group) for node, host, group in place.group.workers
         }
         others = counterparts(place.groups, place.number) if place.group.number == 0 else []
         self.copies = {node: Member(node, place.hosts[node], -1) for node in others}
@@ -98,7 +107,9 @@ class Answering:
         kind = Kind(request.kind)
         if kind is Kind.ALIVE:
             return
-        if kind is Kind.HELLO:
+        if kind is Kind.SEED:
+            self._send_seed(link)
+        elif kind is Kind.HELLO:
             self._hello(member, link, request)
         elif kind is Kind.PUSH:
             self._push(member, link, request)
@@ -109,6 +120,10 @@ class Answering:
             total = self._total(member, request, values)
             link.answer(self._answer())
             link.send(total)
+        elif kind is Kind.PRESENT:
+            there = sorted(self._gathered(member, request, torch.empty(0)))
+            link.answer(self._answer(length=len(there)))
+            link.send(torch.tensor(there, dtype=torch.float64))
         elif kind is Kind.REPORT:
             text = json.dumps(self._report(member, request))
             link.answer(self._answer(length=len(text.encode())))
@@ -135,18 +150,56 @@ class Answering:
             length=length,
         )
 
-    def _answer_weights(self, member: Member, link: Link, start: int | None = None) -> None:
+    def _answer_weights(self, member: Member, link: Link) -> None:
         with self._turn:
             copy = self.shard.copy()  # the next update may come while it is sent
             member.pulled = self.version
-            answer = self._answer(version=start)
+            answer = self._answer()
         with self.duty.moving():
             link.answer(answer)
             link.send(copy)
 
     def _hello(self, member: Member, link: Link, request: Request) -> None:
-        start = request.update
+        note = read_note(link.text(request.length))
+        if note.get("model") != self.model:
+            server = self.place.hosts[self.place.node]
+            raise BadMessageError(f"cannot train: {other_model([member.host], server)}")
+        if member.node == 0 and not request.joins:
+            link.answer(self._answer())  # now the tensors are sent, whose sizes are known to agree
+            sizes = len(self.shard.weights), len(self.shard.slices), self.rest_bytes
+            self.plant(receive_seed(link, note.get("seed", {}), *sizes))
+        start = self._begin(member, request)
         with self._turn:
+            copy = self.shard.copy()
+            member.pulled = self.version
+            told = json.dumps({"rest": len(self.rest)})
+            answer = self._answer(version=start, length=len(told))
+        link.answer(answer)
+        link.send_text(told)
+        link.send(copy)
+        if len(self.rest):
+            link.send(self.rest)
+
+    def plant(self, seed: Seed) -> None:
+        """Begin with what the first worker has, once."""
+        with self._turn:
+            if self.seeded:
+                raise BadMessageError("sent first weights to a training that was under way")
+            self.shard.take(seed)
+            self.rest = seed.rest
+            self.version = self.start = seed.update
+            for member in self.members.values():
+                member.clock = member.pulled = seed.update
+                member.joined_at = seed.update - 1
+            self.seeded = True
+            self._turn.notify_all()
+
+    def _begin(self, member: Member, request: Request) -> int:
+        """The update with which a worker begins, when the first one has said where that is."""
+        with self._turn:
+            while not self.seeded:
+                self._wait()
+            start = self.start
             if request.joins:
                 before = self.members.get(member.node)
                 if before is not None and before.active:
@@ -165,7 +218,19 @@ class Answering:
                 self.news.append(
                     f"{member.name} joined at update {self.version}; going on with {count} workers"
                 )
-        self._answer_weights(member, link, start)
+            return start
+
+    def _send_seed(self, link: Link) -> None:
+        """To a server that holds a copy of this shard: what training begins with there."""
+        with self._turn:
+            while not self.seeded:
+                self._wait()
+            seed = self.shard.seed(self.start)
+            seed.rest = self.rest
+        text = json.dumps(seed.note())
+        link.answer(self._answer(length=len(text.encode())))
+        link.send_text(text)
+        seed.send(link)
 
     def _push(self, member: Member, link: Link, request: Request) -> None:
         if member.gradient is None:
@@ -173,6 +238,7 @@ class Answering:
         with self.duty.moving():
             for first, last in self.shard.pieces:
                 link.receive(member.gradient[first:last])
+        check_push(request, member.gradient)
         with self._turn:
             self._tell(request)
             if not (self.synchronous and request.update < self.version):  # not overtaken
@@ -227,6 +293,17 @@ class Answering:
 
     def _total(self, member: Member, request: Request, values: torch.Tensor) -> torch.Tensor:
         """Numbers added up over all members of an update."""
+        parts = self._gathered(member, request, values)
+        # A worker beyond the plan counts itself among the nodes: its vectors may be longer.
+        result = torch.zeros(max(len(part) for part in parts.values()), dtype=torch.float64)
+        for node in sorted(parts):
+            result[: len(parts[node])] += parts[node]
+        return result[: len(values)]
+
+    def _gathered(
+        self, member: Member, request: Request, values: torch.Tensor
+    ) -> dict[int, torch.Tensor]:
+        """What every member of an update gave; the same for all of them, whoever is lost later."""
         key = (request.update, request.sequence)
         with self._turn:
             parts = self._sums.setdefault(key, {})
@@ -239,11 +316,7 @@ class Answering:
                 self._wait()
             while len(self._sums) > KEPT_SUMS:
                 self._sums.pop(next(iter(self._sums)))
-            # A worker beyond the plan counts itself among the nodes: its vectors may be longer.
-            result = torch.zeros(max(len(part) for part in parts.values()), dtype=torch.float64)
-            for node in sorted(parts):
-                result[: len(parts[node])] += parts[node]
-            return result[: len(values)]
+            return dict(parts)
 
     def _tell(self, request: Request) -> None:
         told = (request.loss_sum, request.correct, request.seen)

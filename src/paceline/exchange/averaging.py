@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
+from paceline.errors import DivergedError
 from paceline.exchange.base import Exchange, Setting
 from paceline.exchange.buckets import divide
 from paceline.exchange.network import Pending
+from paceline.exchange.validation import is_finite
 from paceline.local.shared import memory_view
 
 
@@ -57,14 +59,25 @@ class Averaging(Exchange):
     @torch.no_grad()
     def _average(self) -> None:
         """All nodes come here after the same update."""
-        total = self.network.total([self._samples], "the count of samples")[0]
+        bad = [0.0] * self.network.size
+        bad[self.network.rank] = float(
+            # What a node without samples has does not count, be it infinite.
+            self._samples > 0 and not all(map(is_finite, self._weights))
+        )
+        total, *bad = self.network.total([self._samples, *bad], "the count of samples")
+        if named := [host for host, flag in zip(self.network.hosts, bad, strict=True) if flag]:
+            raise DivergedError(
+                f"the weights of {', '.join(named)} are no longer finite at {self.network.place},"
+                " and were not averaged with the others': lower optimizer.learning_rate, or set"
+                " optimizer.clip_norm"
+            )
         part = self._samples / total
         under_way: list[tuple[list[torch.Tensor], torch.Tensor, Pending]] = []
         for block in self._blocks:
             flat = torch.cat([memory_view(weight, weight) for weight in block])
             if part > 0:
                 flat.mul_(part)
-            else:  # what a node without samples has must not count, be it infinite
+            else:
                 flat.zero_()
             under_way.append((block, flat, self.network.sum(flat, "the average of weights")))
         for block, flat, pending in under_way:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from paceline.exchange.agreement import as_bytes
 from paceline.exchange.buckets import Buckets, Waitable
 from paceline.exchange.network import Network
 from paceline.schema import ExchangeSettings
@@ -35,6 +36,27 @@ class Setting:
     """The gradients appear one by one while the leader itself computes (one rank per node)."""
     saved: Callable[[], Memory] = dict
     """What the checkpoint that training goes on from has of this node's `memory`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """What this node has before it hears of the others."""
+
+    update: int
+    named: Sequence[tuple[str, torch.Tensor]]
+    """The weights that are trained, with their names."""
+    rest: Sequence[torch.Tensor]
+    """Frozen weights and buffers."""
+    optimizer: dict[str, dict[str, Any]]
+    """The optimizer's state by parameter, from a checkpoint."""
+    load_optimizer: Callable[[dict[str, dict[str, Any]]], None]
+    model: str
+    """What the model is, see `model_digest`."""
+
+    def rest_bytes(self) -> torch.Tensor:
+        """The bytes of `rest`, one after the other."""
+        empty = torch.empty(0, dtype=torch.uint8)
+        return torch.cat([empty, *(as_bytes(tensor) for tensor in self.rest)])
 
 
 class Exchange(ABC):
@@ -62,9 +84,9 @@ class Exchange(ABC):
     def before_update(self, samples: int) -> None:  # noqa: B027 - most weight gradients already
         """Before each update: what its loss is divided by (with `own_loss`, the node's samples)."""
 
-    def start(self, update: int) -> int:
-        """Before the first update: where this node begins, if not at `update` like all others."""
-        return update
+    def start(self, beginning: Beginning) -> int:
+        """Before the first update: agree with the other nodes, and say where this one begins."""
+        return beginning.update
 
     def begin(self, *, update: int, rate: float, samples: int, total: int) -> None:  # noqa: B027
         """Before each update: its number, rate factor, the node's samples and everyone's."""

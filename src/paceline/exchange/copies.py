@@ -24,7 +24,8 @@ from typing import Any, Protocol
 import torch
 
 from paceline.exchange.staleness import Staleness
-from paceline.exchange.wire import Answer, Kind, Link, Request
+from paceline.exchange.validation import check_finite, check_word
+from paceline.exchange.wire import Answer, BadMessageError, Kind, Link, Request
 
 TELL_SECONDS = 0.2
 """Between two words of a server group to the first one."""
@@ -57,7 +58,12 @@ class Words:
 
     def hear(self, node: int, text: str) -> Word:
         """Remember the word of a server."""
-        self._words[node] = Word(**json.loads(text))
+        try:
+            word = json.loads(text)
+            check_word(word, ("training", "progress", "updates", "mixes"))
+            self._words[node] = Word(**word)
+        except (TypeError, ValueError) as error:
+            raise BadMessageError("sent a word that says nothing") from error
         return self._words[node]
 
     def finish(self, node: int) -> None:
@@ -95,9 +101,12 @@ class Holder(Protocol):
 class Copy:
     """A later group's shard, kept close to the first group's."""
 
-    def __init__(self, holder: Holder, link: Link, *, every: int) -> None:
+    def __init__(
+        self, holder: Holder, link: Link, *, every: int, base: torch.Tensor | None = None
+    ) -> None:
+        """`base`: the weights that both groups have begun with; the holder's if left out."""
         self._holder, self._link, self._every = holder, link, every
-        self._base = holder.copy_of_weights()
+        self._base = holder.copy_of_weights() if base is None else base
         self._mixed_at = self._mixes = 0
         self._told_at = 0.0
 
@@ -141,7 +150,9 @@ def take_copy(
     """The first group's end of `Copy.turn`: `change` adds to the weights and gives them."""
     answer = hear(link.text(request.length))
     if request.sequence:
-        weights = change(link.receive(torch.empty_like(like)))
+        received = link.receive(torch.empty_like(like))
+        check_finite(received, "a change of the weights")
+        weights = change(received)
     link.answer(answer)
     if request.sequence:
         link.send(weights)

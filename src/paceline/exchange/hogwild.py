@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from paceline.errors import UnsupportedError
-from paceline.exchange.base import Exchange, Setting
+from paceline.exchange.base import Beginning, Exchange, Setting
 from paceline.exchange.mixture import Mixture
 from paceline.exchange.neighbours import Neighbours
 
@@ -38,7 +38,9 @@ class Hogwild(Exchange):
         super().attach(weights)
         self._mixture = Mixture(self._weights)
 
-    def start(self, update: int) -> int:
+    def start(self, beginning: Beginning) -> int:
+        """All begin with the first node's weights, buffers, optimizer state and update."""
+        update = self.neighbours.agree(beginning)
         self._update = update
         self._mixture.show(update)
         self.neighbours.begin(self._mixture)

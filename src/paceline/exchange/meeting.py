@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import json
 from dataclasses import dataclass
 from typing import Any
-
-from torch._C._distributed_c10d import PrefixStore
 
 from paceline.errors import WorkerError
 from paceline.exchange.network import Traffic
 from paceline.exchange.opening import gloo_group, open_store
 from paceline.exchange.wire import Link
 from paceline.schema import RankContext
+
+MOST_NODES = 2**16
+"""A number of a node above this is no node's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,18 @@ class Arrival:
     """The how manieth, from 1."""
     node: int
     host: str
+
+
+def read_arrival(number: int, text: bytes) -> Arrival:
+    """An arrival from what a worker left in the store; WorkerError for anything else."""
+    try:
+        note = json.loads(text)
+        node, host = note["node"], note["host"]
+        if type(node) is not int or not 0 <= node < MOST_NODES or not isinstance(host, str):
+            raise ValueError
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise WorkerError(f"arrival {number} in the run's store cannot be read") from None
+    return Arrival(number=number, node=node, host=host)
 
 
 class Meeting:
@@ -69,8 +81,7 @@ class Meeting:
         """The arrival of that number, if it has come; RuntimeError when the first node has left."""
         if not self._store.check([f"arrival-{number}"]):
             return None
-        note = json.loads(self._store.get(f"arrival-{number}"))
-        return Arrival(number=number, node=note["node"], host=note["host"])
+        return read_arrival(number, self._store.get(f"arrival-{number}"))
 
     def link(
         self, server: int, worker: int, arrival: int, traffic: Traffic, *, patience: float
@@ -80,19 +91,24 @@ class Meeting:
         if self._group is not None:
             return Link(self._group, worker if serves else server, traffic, patience=patience)
         # A store of its own: a store serves one caller at a time, and this one may wait long.
-        store = open_store(
-            dataclasses.replace(self.context, has_store=True), deadline=self.deadline
-        )
-        group = gloo_group(
-            PrefixStore(f"pair-{server}-{worker}-{arrival}", store),
-            self.context,
-            datetime.timedelta(seconds=max(patience, 30.0)),
-            members=(0 if serves else 1, 2),
-        )
-        return Link(group, 1 if serves else 0, traffic, patience=patience)
+        store = open_store(self.context, deadline=self.deadline, serves=False)
+        other = 1 if serves else 0
+        try:
+            group, sealings = gloo_group(
+                f"pair-{server}-{worker}-{arrival}",
+                store,
+                self.context,
+                datetime.timedelta(seconds=max(patience, 30.0)),
+                members=(1 - other, 2),
+            )
+        finally:
+            store.close()
+        return Link(group, other, traffic, patience=patience, sealing=sealings[other])
 
     def close(self) -> None:
         """Leave."""
         if self._group is not None:
             self._group.shutdown()
+        if self._store is not None:
+            self._store.close()
         self._group = self._store = None

@@ -7,6 +7,7 @@ The first node is also told from time to time what the others have done; it alon
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -15,12 +16,17 @@ from typing import Any
 import torch
 
 from paceline.errors import PacelineError, WorkerError
+from paceline.exchange.agreement import other_model, take_bytes
+from paceline.exchange.base import Beginning
 from paceline.exchange.meeting import Meeting
 from paceline.exchange.mixture import Mixture, part_of
 from paceline.exchange.network import Network, Traffic
 from paceline.exchange.roll import Roll
+from paceline.exchange.seed import Seed, make_seed, read_note, receive_seed, state_of
 from paceline.exchange.staleness import Staleness
-from paceline.exchange.wire import Answer, Kind, Link, LostError, Request
+from paceline.exchange.validation import check_finite, check_request, check_word
+from paceline.exchange.wire import Answer, BadMessageError, Kind, Link, LostError, Request
+from paceline.local.shared import memory_view
 from paceline.schema import ExchangeSettings, Plan, RankContext
 
 TELL_SECONDS = 0.5
@@ -49,14 +55,75 @@ class Neighbours(Network):
         self._meeting = Meeting(context, deadline=deadline)
         self._threads: list[threading.Thread] = []
         self._below: dict[int, Link] = {}
+        self._seed: Seed | None = None
+        """On the first node: what the others begin with, until all have it."""
+        self._without_seed = set(self.roll.nodes)
+        self._model = ""
+
+    def agree(self, beginning: Beginning) -> int:
+        """Begin with what the first node has: the only time that anybody is waited for."""
+        self._model = beginning.model
+        if self.rank == 0:
+            self._seed = make_seed(beginning.named, beginning.optimizer, beginning.update)
+            self._seed.rest = beginning.rest_bytes()
+            return beginning.update
+        try:
+            seed = self._ask_seed(beginning)
+        except (LostError, BadMessageError, RuntimeError) as error:
+            raise WorkerError(
+                f"node {self.rank} on {self.hosts[self.rank]} got no first weights from"
+                f" {self.hosts[0]}: {error}"
+            ) from error
+        at = 0
+        with torch.no_grad():
+            for _, weight in beginning.named:
+                view = seed.weights[at : at + weight.numel()]
+                memory_view(weight.data, weight).copy_(view)
+                at += weight.numel()
+        take_bytes(beginning.rest, seed.rest)
+        beginning.load_optimizer(state_of(beginning.named, seed))
+        return seed.update
+
+    def _ask_seed(self, beginning: Beginning) -> Seed:
+        link = self._link(0, self.rank)
+        text = json.dumps({"model": beginning.model})
+        link.ask(Request(kind=Kind.HELLO, length=len(text.encode())))
+        link.send_text(text)
+        note = read_note(link.text(link.answered().length))
+        elements = sum(weight.numel() for _, weight in beginning.named)
+        pieces = sum(weight.numel() > 0 for _, weight in beginning.named)
+        rest = sum(tensor.nbytes for tensor in beginning.rest)
+        seed = receive_seed(link, note, elements, pieces, rest)
+        self._below[0] = link
+        return seed
+
+    def _give_seed(self, node: int, link: Link, note: dict[str, Any]) -> None:
+        if note.get("model") != self._model:
+            raise BadMessageError(
+                f"cannot train: {other_model([self.hosts[node]], self.hosts[self.rank])}"
+            )
+        seed = self._seed
+        if seed is None:
+            raise BadMessageError("asked a second time for the first weights, or the wrong node")
+        text = json.dumps(seed.note())
+        link.answer(Answer(length=len(text.encode())))
+        link.send_text(text)
+        seed.send(link)
+        self._needs_seed_no_more(node)
+
+    def _needs_seed_no_more(self, node: int) -> None:
+        with self._lock:
+            self._without_seed.discard(node)
+            if not self._without_seed:
+                self._seed = None
 
     def begin(self, mixture: Mixture) -> None:
-        """Start to mix; nobody is waited for."""
+        """Start to mix; nobody is waited for any more."""
         self._mixture = mixture
         for node in range(self.rank + 1, self.size):
             self._start(lambda node=node: self._attend(node), f"answer-{node}")
         # One that never comes, or has ended already, must not keep this one from the others.
-        for node in range(self.rank):
+        for node in range(1, self.rank):
             self._start(lambda node=node: self._connect(node), f"connect-{node}")
         if self.rank > 0:
             self._start(self._go_round, "mix")
@@ -126,12 +193,18 @@ class Neighbours(Network):
             answer = link.answered()
             if kind is Kind.MIX and sent is not None:
                 other = link.receive(torch.empty_like(sent))
+                check_finite(other, "weights")
                 part = part_of(self.shares[self.rank], self.shares[node])
                 self._mixture.meet(sent, clock, other, part)
             self.stops = self.stops or bool(answer.stop)
             if answer.length:  # it has ended its training
                 self._forget(node)
-        except (LostError, WorkerError):
+        except WorkerError as refused:  # by the other: this copy is no longer what it should be
+            self._failure = str(refused)
+        except BadMessageError as bad:
+            self.roll.lose(node, str(bad), self._mixture.clock)
+            self._lose(node)
+        except LostError:
             self._lose(node)
         finally:
             self._fold(link)
@@ -168,6 +241,7 @@ class Neighbours(Network):
             link = self._link(self.rank, node)
         except (RuntimeError, PacelineError):
             self.roll.lose(node, "did not come", self._mixture.clock)
+            self._needs_seed_no_more(node)
             return
         try:
             with torch.no_grad():
@@ -175,18 +249,34 @@ class Neighbours(Network):
                     self._fold(link)
         except (LostError, WorkerError):
             self.roll.lose(node, "was lost", self._mixture.clock)
+        except BadMessageError as bad:
+            self.roll.lose(node, str(bad), self._mixture.clock)
+            who = f"node {node} on {self.hosts[node]}"
+            self._refuse(link, bad.sentence(who, self.hosts[self.rank]))
         finally:
+            self._needs_seed_no_more(node)
             link.close()
+
+    def _refuse(self, link: Link, text: str) -> None:
+        with contextlib.suppress(LostError):  # nobody is left to be told
+            link.answer(Answer(failed=True, length=len(text.encode())))
+            link.send_text(text)
 
     def _answer(self, node: int, link: Link) -> bool:
         """One request; True after the last one."""
         request = link.asked()
+        check_request(request, self._mixture.elements)
         link.traffic.seconds = 0.0  # nothing was under way until it came
-        if request.length:
-            self._heard(node, json.loads(link.text(request.length)))
+        note = read_note(link.text(request.length)) if request.length else {}
+        if request.kind == Kind.HELLO:
+            self._give_seed(node, link, note)
+            return False
+        if note:
+            self._heard(node, note)
         answer = Answer(version=self._mixture.clock, stop=int(self.stops or self.wishes_stop))
         if request.kind == Kind.MIX:
             other = link.receive(torch.empty(self._mixture.elements))
+            check_finite(other, "weights")
             part = part_of(self.shares[self.rank], self.shares[node])
             mine, _ = self._mixture.answer(other, part)
             self._end(link, answer)
@@ -195,6 +285,7 @@ class Neighbours(Network):
             last = None
             if self.rank == 0:  # it keeps what all come to
                 last = link.receive(torch.empty(self._mixture.elements))
+                check_finite(last, "weights")
             self.roll.finish(node, last, self.shares[node])
             link.answer(answer)
             return True
@@ -207,6 +298,7 @@ class Neighbours(Network):
         link.answer(Answer(version=answer.version, stop=answer.stop, length=int(self._leaving)))
 
     def _heard(self, node: int, word: dict[str, Any]) -> None:
+        check_word(word, ("clock",))
         self.roll.hear(node, word)
         if word["stop"]:
             self.stops = True

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore
 
 from paceline.errors import DeadlineError, UnsupportedError, WorkerError
+from paceline.exchange.store import SecureStore
 
 _ALL_TO_ALL = 1901
 """Messages of all-to-alls; other messages between nodes have other numbers."""
@@ -130,7 +131,7 @@ class Network:
         *,
         backend: str,
         rank: int | None = None,
-        store: TCPStore | None = None,
+        store: SecureStore | None = None,
     ) -> None:
         """`rank` is this node's number where there is no group of all that knows it."""
         self.group = group
@@ -143,6 +144,11 @@ class Network:
         self.place = "start-up"
         """What the run is doing, for messages: "update 12"."""
         self._lock = threading.Lock()
+
+    @property
+    def is_whole(self) -> bool:
+        """All nodes can sum and broadcast together; else there are connections of two alone."""
+        return self.group is not None
 
     def store(self, purpose: str) -> PrefixStore:
         """Where nodes can find each other for another group of theirs."""
@@ -333,6 +339,8 @@ class Network:
         if self.backend == "mpi4py":
             self.group.shutdown()
         self.group = None
+        if self._store is not None:
+            self._store.close()
 
 
 def _short(text: str) -> str:

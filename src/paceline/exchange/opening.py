@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import socket
 from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore
 
+from paceline.errors import ConfigError
 from paceline.exchange.network import Network
+from paceline.exchange.proving import prove_members
+from paceline.exchange.store import SecureStore
 from paceline.schema import RankContext
+from paceline.secure.sealing import Sealing
 
 
 def open_network(context: RankContext, hosts: Sequence[str], *, deadline: float) -> Network:
@@ -28,36 +31,46 @@ def open_network(context: RankContext, hosts: Sequence[str], *, deadline: float)
         )
     timeout = datetime.timedelta(seconds=deadline)
     store = open_store(context, deadline=deadline)
-    group = gloo_group(PrefixStore("nodes", store), context, timeout)
+    group, _ = gloo_group("nodes", store, context, timeout)
     return Network(group, hosts, backend=context.backend, store=store)
 
 
-def open_store(context: RankContext, *, deadline: float) -> TCPStore:
-    """The place where leaders find each other."""
-    return TCPStore(
+def open_store(context: RankContext, *, deadline: float, serves: bool | None = None) -> SecureStore:
+    """The place where leaders find each other; the first node serves it, unless told not to.
+
+    Only who knows the run's secret is answered there.
+    """
+    if not context.secret:
+        raise ConfigError(
+            f"node {context.node} of {context.nodes} has no secret to prove itself with: set"
+            " PACELINE_SECRET to the same text on all nodes (`openssl rand -hex 32` makes one)"
+        )
+    return SecureStore(
         context.address,
         context.port,
-        None,
-        is_master=context.node == 0 and not context.has_store,
-        timeout=datetime.timedelta(seconds=max(deadline, 30.0)),
-        wait_for_workers=False,
+        context.secret,
+        seconds=max(deadline, 30.0),
+        serves=context.node == 0 if serves is None else serves,
     )
 
 
-def open_watch_store(context: RankContext, *, deadline: float) -> TCPStore:
+def open_watch_store(context: RankContext, *, deadline: float) -> SecureStore:
     """A connection of its own to a store that all ranks reach, beside the network.
 
     Over Gloo it is the store where leaders met. Over MPI there was none: the first rank opens it.
     """
-    if context.backend == "mpi4py" and context.is_first:
-        return open_store(context, deadline=deadline)
-    return open_store(dataclasses.replace(context, has_store=True), deadline=deadline)
+    serves = context.backend == "mpi4py" and context.is_first
+    return open_store(context, deadline=deadline, serves=serves)
 
 
 def gloo_group(
-    store: Any, context: RankContext, timeout: datetime.timedelta, members: tuple[int, int] = (0, 0)
-) -> Any:
-    """Gloo on the interface by which this host reaches the first node.
+    name: str,
+    store: SecureStore,
+    context: RankContext,
+    timeout: datetime.timedelta,
+    members: tuple[int, int] = (0, 0),
+) -> tuple[Any, dict[int, Sealing]]:
+    """Gloo on the interface by which this host reaches the first node, and what seals each pair.
 
     `members`: this member's number and how many there are, where they are not all nodes.
     """
@@ -65,7 +78,9 @@ def gloo_group(
     options._timeout = timeout
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address(context))]
     rank, size = members if members[1] else (context.node, context.nodes)
-    return dist.ProcessGroupGloo(store, rank, size, options)
+    group = dist.ProcessGroupGloo(PrefixStore(name, store), rank, size, options)
+    others = [other for other in range(size) if other != rank]
+    return group, prove_members(group, rank, others, context.secret, name)
 
 
 def own_address(context: RankContext) -> str:

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from paceline.errors import UnsupportedError
-from paceline.exchange.base import Exchange, Setting
+from paceline.exchange.agreement import take_bytes
+from paceline.exchange.base import Beginning, Exchange, Setting
 from paceline.exchange.buckets import Buckets, bounds
+from paceline.exchange.seed import make_seed
 from paceline.exchange.served import Served
 from paceline.exchange.shard import whole_state
 from paceline.exchange.shards import shard_bounds
@@ -74,13 +76,29 @@ class ParameterServer(InTurn):
             at += weight.numel()
         with self.served.uncounted():  # its time is counted where training waits for it
             if number == 0:
-                self.served.begin_push(self._request)
+                self.served.begin_push(self._request, len(self._gradient))
             self.served.push(self._gradient, *self._bounds[number])
 
     @torch.no_grad()
-    def start(self, update: int) -> int:
-        """Take over the servers' weights; where to begin."""
-        update = self.served.hello(update, self._parts)
+    def start(self, beginning: Beginning) -> int:
+        """The first worker tells the servers what all begin with; the others take it over."""
+        seeds = []
+        if self.served.rank == 0:
+            servers = len(self.served.servers)
+            seeds = [
+                make_seed(
+                    beginning.named,
+                    beginning.optimizer,
+                    beginning.update,
+                    number=number,
+                    servers=servers,
+                )
+                for number in range(servers)
+            ]
+            seeds[0].rest = beginning.rest_bytes()
+        update, rest = self.served.hello(self._parts, beginning.model, seeds)
+        if len(rest):
+            take_bytes(beginning.rest, rest)
         self._unpack()
         return update
 
@@ -119,7 +137,7 @@ class ParameterServer(InTurn):
         self._accrued += 1
 
     def _push(self) -> None:
-        self.served.begin_push(self._request)
+        self.served.begin_push(self._request, len(self._gradient))
         for first, last in self._bounds:
             self.served.push(self._gradient, first, last)
         self._end_push()

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.cost.split import Division, Placed, arrange, can_split
+from paceline.cost.split import Chain, Division, Placed, arrange, can_split
 from paceline.data.sampler import apportion
 from paceline.errors import UnsupportedError
 from paceline.exchange.chains import find_chains
 from paceline.exchange.moves import Moves
 from paceline.exchange.network import Network
 from paceline.exchange.split_linear import SplitLinear
+from paceline.exchange.splittable import Seen, look_at
 
 OptimizerState = dict[str, dict[str, Any]]
 
@@ -34,7 +35,9 @@ class Partition:
         layers: Sequence[str],
         shares: Sequence[float],
         batch_size: int,
+        seen: Seen | None = None,
     ) -> None:
+        """`seen`: what a trial of such a model has shown; what can be seen without one if None."""
         self.network = network
         self.moves = Moves(network)
         self.counts: list[int] = []
@@ -44,21 +47,20 @@ class Partition:
         # Features stay where they are when shares of the batch change later.
         self._feature_shares = list(shares)
         self._batch_size = batch_size
+        self._seen = seen
         self._layers: dict[str, SplitLinear] = {}
 
     def place(self, model: nn.Module) -> None:
         """Replace the layers of the plan by their parts, in place."""
         names = frozenset(self._names)
-        chains = find_chains(model)
+        structure = look_at(model)
+        seen = structure if self._seen is None else self._seen
+        chains = find_chains(model, seen=seen)
         known = {layer.name: layer for chain in chains for layer in chain}
         for name in self._names:
-            layer = known.get(name)
-            if layer is None or not can_split(layer, self.network.size):
-                valid = [n for n, each in known.items() if can_split(each, self.network.size)]
-                raise UnsupportedError(
-                    f"the layer {name!r} cannot be split over {self.network.size} nodes; layers"
-                    f" that can: {', '.join(valid) or 'none'}"
-                )
+            why = (structure.obstacles | seen.obstacles).get(name, "")
+            if why or name not in known or not can_split(known[name], self.network.size):
+                raise UnsupportedError(self._refusal(name, why, chains))
         division = Division(
             parts=tuple(apportion(self._batch_size, self._shares)),
             shares=tuple(self._feature_shares),
@@ -67,6 +69,19 @@ class Partition:
             for placed in arrange(chain, division, split=names):
                 if placed.way != "batch":
                     self._replace(model, placed)
+
+    def _refusal(self, name: str, why: str, chains: Sequence[Chain]) -> str:
+        if why:
+            return (
+                f"the layer {name!r} cannot be split over nodes, because {why}: leave it out of"
+                " exchange.layers, or use exchange.partition = 'none'"
+            )
+        size = self.network.size
+        valid = [layer.name for chain in chains for layer in chain if can_split(layer, size)]
+        return (
+            f"the layer {name!r} cannot be split over {size} nodes; layers that can:"
+            f" {', '.join(valid) or 'none'}"
+        )
 
     def _replace(self, model: nn.Module, placed: Placed) -> None:
         parent, _, name = placed.name.rpartition(".")
@@ -90,17 +105,17 @@ class Partition:
         total = sum(parameter.numel() for parameter in model.parameters())
         for layer in self._layers.values():
             own = sum(parameter.numel() for parameter in layer.parameters())
-            whole = layer.in_features * layer.out_features
-            total += whole + (layer.out_features if layer.bias is not None else 0) - own
+            biases = layer.out_features if layer._parameters.get("bias") is not None else 0
+            total += layer.in_features * layer.out_features + biases - own
         return total
 
     # --- every update -----------------------------------------------------------
 
-    def begin(self, count: int, total: int) -> None:
-        """An update of `count` samples here and `total` on all nodes."""
+    def begin(self, count: int, total: int, least: int = 1) -> None:
+        """An update of `count` samples here and `total` on all nodes, in parts of `least` or 0."""
         for layer in self._layers.values():
             layer.forget()
-        self.counts = apportion(total, self._shares)
+        self.counts = apportion(total, self._shares, least)
         assert self.counts[self.network.rank] == count, "all nodes divide a batch alike"
 
     def reshare(self, shares: Sequence[float]) -> None:
@@ -143,7 +158,7 @@ class Partition:
             return entries
         layer, _, part = name.rpartition(".")
         split = self._layers[layer]
-        shape = getattr(split, part).shape
+        shape = split.part(part).shape
         return {
             key: split.whole_part(part, value, root=0)
             if isinstance(value, torch.Tensor) and value.shape == shape

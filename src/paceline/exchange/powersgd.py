@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
 )
 
 from paceline.errors import UnsupportedError
-from paceline.exchange.base import Memory, Setting
+from paceline.exchange.base import Beginning, Memory, Setting
 from paceline.exchange.memory import errors_named, errors_of
 from paceline.exchange.network import Network
 from paceline.exchange.turns import InTurn
@@ -51,8 +51,8 @@ class PowerSGD(InTurn):
             orthogonalization_epsilon=1e-8,
         )
 
-    def start(self, update: int) -> int:
-        saved = self.setting.saved() if update else {}
+    def start(self, beginning: Beginning) -> int:
+        saved = self.setting.saved() if beginning.update else {}
         if "updates" in saved and self._buckets is not None:
             state: Any = self._state
             state.error_dict = errors_of(saved, self._buckets)
@@ -63,7 +63,7 @@ class PowerSGD(InTurn):
             for number in state.error_dict:
                 state.q_memory_dict[number] = saved[f"queries-{number}"].clone()
                 state.p_memory_dict[number] = torch.empty(int(saved[f"rows-{number}"]))
-        return update
+        return beginning.update
 
     def memory(self) -> Memory:
         state: Any = self._state

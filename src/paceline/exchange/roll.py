@@ -34,6 +34,11 @@ class Roll:
         self._shares = 0.0
         self.news: list[str] = []
 
+    @property
+    def nodes(self) -> list[int]:
+        """The others, by number."""
+        return list(self._entries)
+
     def hear(self, node: int, word: dict[str, Any]) -> None:
         """Remember what a node says of itself."""
         with self._lock:

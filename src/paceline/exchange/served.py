@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from paceline.errors import WorkerError
 from paceline.exchange.groups import server_group, server_groups
 from paceline.exchange.meeting import Meeting
 from paceline.exchange.network import Network
+from paceline.exchange.seed import Seed
 from paceline.exchange.shards import cut, shard_bounds
 from paceline.exchange.wire import Answer, Kind, Link, LostError, Request
 from paceline.schema import ExchangeSettings, Plan, RankContext
@@ -35,8 +37,9 @@ class Served(Network):
         super().__init__(None, hosts, backend=context.backend, rank=context.node)
         self.options, self.deadline = options, deadline
         self.asynchronous = options.mode == "async"
-        planned = min(plan.servers)
-        bound = server_group(context.node, planned, options)
+        self.planned = min(plan.servers)
+        """Workers of the plan; they come before the servers."""
+        bound = server_group(context.node, self.planned, options)
         self.servers = server_groups(plan, options)[bound].servers
         self.version = 0
         self.stop_at = 0
@@ -104,24 +107,43 @@ class Served(Network):
             "stop": self.wishes_stop,
         }
 
-    def hello(self, update: int, weights: Vectors) -> int:
-        """The first word to all servers: gives the weights, and the update to begin with."""
+    def hello(
+        self, weights: Vectors, model: str, seeds: Sequence[Seed]
+    ) -> tuple[int, torch.Tensor]:
+        """The first word to all servers; the update to begin with, frozen weights and buffers.
+
+        `seeds`: on the first worker, what each server begins with.
+        """
+        update, rest = 0, torch.empty(0, dtype=torch.uint8)
         with self._asking("the first words"):
             for number, (link, part) in enumerate(zip(self.links, weights, strict=True)):
-                link.ask(Request(kind=Kind.HELLO, update=update, joins=self.arrival > 0))
+                seed = seeds[number] if seeds else None
+                note = {"model": model} | ({"seed": seed.note()} if seed is not None else {})
+                text = json.dumps(note)
+                joins = self.arrival > 0
+                link.ask(Request(kind=Kind.HELLO, joins=joins, length=len(text.encode())))
+                link.send_text(text)
+                if seed is not None:
+                    link.answered()
+                    seed.send(link)
                 answer = link.answered()
+                length = link.json(answer.length)["rest"]
                 link.receive(part)
+                if length:
+                    rest = link.receive(torch.empty(length, dtype=torch.uint8))
                 if number == 0:
                     self._heard(answer)
                     update = answer.version
-        return update
+        return update, rest
 
-    def begin_push(self, request: Request) -> None:
+    def begin_push(self, request: Request, elements: int) -> None:
         """Announce a gradient to every server; nothing else may be asked until it has been sent."""
+        bounds = shard_bounds(elements, len(self.links))
         self._busy.acquire()
         with self._pushing():
             for number, link in enumerate(self.links):
-                link.ask(replace(request, **self._telling(number)))
+                start, end = bounds[number]
+                link.ask(replace(request, length=end - start, **self._telling(number)))
 
     @contextmanager
     def _pushing(self) -> Iterator[None]:
@@ -177,6 +199,16 @@ class Served(Network):
             link.send(values)
             self._heard(link.answered())
             return link.receive(torch.empty_like(values))
+
+    def present(self, update: int, sequence: int) -> list[int]:
+        """The workers that have come to this point of this update; all get the same list."""
+        with self._asking("counting workers"):
+            link = self.links[0]
+            link.ask(Request(kind=Kind.PRESENT, update=update, sequence=sequence))
+            answer = link.answered()
+            self._heard(answer)
+            found = link.receive(torch.empty(answer.length, dtype=torch.float64))
+            return [int(node) for node in found.tolist()]
 
     def reports(self, *, fresh: bool = False) -> list[dict[str, Any]]:
         """What every server has to report; `fresh`: what was told begins anew."""

@@ -20,7 +20,9 @@ from paceline.exchange.groups import group_of, server_group
 from paceline.exchange.meeting import Arrival, Meeting
 from paceline.exchange.members import Member
 from paceline.exchange.network import Traffic
-from paceline.exchange.wire import Answer, Kind, Link, LostError
+from paceline.exchange.seed import read_note, receive_seed
+from paceline.exchange.validation import check_request
+from paceline.exchange.wire import Answer, BadMessageError, Kind, Link, LostError, Request
 
 LOOK_SECONDS = 0.2
 """Between two looks for workers that want to join."""
@@ -97,6 +99,7 @@ class Server(Answering):
         try:
             while not member.done:
                 request = link.asked()
+                check_request(request, len(self.shard.weights))
                 if self.failure is not None and request.kind != Kind.ALIVE:
                     raise EndedError
                 if member.lost:  # it was silent for too long, and comes back
@@ -104,6 +107,9 @@ class Server(Answering):
                 self._handle(member, link, request)
         except LostError:
             self.lose(member, "was lost")
+        except BadMessageError as bad:
+            self.lose(member, str(bad))
+            self._refuse(link, bad.sentence(member.name, self.place.hosts[self.place.node]))
         except EndedError as ended:
             self._refuse(link, str(ended) or self.failure or "the run has ended")
         except Exception as error:
@@ -155,8 +161,22 @@ class Server(Answering):
         traffic = Traffic()
         self._traffic.append(traffic)
         first = self.place.groups[0].servers[self.place.number]
-        link = meeting.link(first, self.place.node, 0, traffic, patience=2 * self.patience)
-        return Copy(self, link, every=self.options.mix_every)
+        try:
+            link = meeting.link(first, self.place.node, 0, traffic, patience=2 * self.patience)
+            link.ask(Request(kind=Kind.SEED))
+            note = read_note(link.text(link.answered().length))
+            sizes = len(self.shard.weights), len(self.shard.slices), self.rest_bytes
+            seed = receive_seed(link, note, *sizes)
+        except (LostError, BadMessageError, RuntimeError, PacelineError) as error:
+            with self._turn:
+                self.failure = (
+                    f"{self.place.hosts[self.place.node]} got no first weights from the server"
+                    f" {self.place.hosts[first]}: {error}"
+                )
+                self._turn.notify_all()
+            return None
+        self.plant(seed)
+        return Copy(self, link, every=self.options.mix_every, base=seed.weights)
 
     def _mix(self, copy: Copy | None, *, last: bool = False) -> None:
         if copy is None or self.failure is not None:
@@ -166,7 +186,7 @@ class Server(Answering):
                 copy.turn(self.version - self.start, last=last)
             if last:
                 copy.close()
-        except (LostError, WorkerError) as error:
+        except (LostError, BadMessageError, WorkerError) as error:
             with self._turn:
                 self.failure = (
                     f"{self.place.hosts[self.place.node]} lost the first server group at update"

@@ -9,6 +9,7 @@ import torch
 
 from paceline.errors import UnsupportedError
 from paceline.exchange.buckets import bounds
+from paceline.exchange.seed import Seed
 from paceline.exchange.shards import cut, shard_bounds, slices
 from paceline.local.base import OptimizerFactory, OptimizerState, clip_gradients, scale_rate
 from paceline.local.shared import memory_view
@@ -74,6 +75,29 @@ class Shard:
                     key: _cut(value, parameter, piece.start, piece.end)
                     for key, value in state[name].items()
                 }
+
+    def take(self, seed: Seed) -> None:
+        """Begin with the first node's part of the weights and of the optimizer's state."""
+        self.weights.copy_(seed.weights)
+        self._copy = None
+        at = 0
+        for part, entry in zip(self._parts, seed.slices, strict=True):
+            place = slice(at, at + part.numel())
+            at = place.stop
+            state = {key: torch.tensor(number) for key, number in entry["numbers"].items()}
+            state |= {key: seed.vectors[key][place].clone() for key in entry["whole"]}
+            if state and self.optimizer is not None:
+                self.optimizer.state[part] = state
+
+    def seed(self, update: int) -> Seed:
+        """What another server of the same shard is to begin with."""
+        found = Seed(update=update, weights=self.weights.clone(), slices=[])
+        whole, numbers = self.entries()
+        found.vectors = {name: self.entry(name) for name in whole}
+        for part, values in zip(self._parts, numbers, strict=True):
+            state = self.optimizer.state.get(part, {}) if self.optimizer is not None else {}
+            found.slices.append({"whole": [k for k in whole if k in state], "numbers": values})
+        return found
 
     def copy(self) -> torch.Tensor:
         """The weights as they are now, for reading; the same copy for all until they change."""

@@ -12,6 +12,7 @@ from torch import nn
 from paceline.cost.split import Placed, divide_features
 from paceline.errors import UnsupportedError
 from paceline.exchange.moves import moved
+from paceline.exchange.splittable import retire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,12 +28,14 @@ class SplitLinear(nn.Module):
     node, and its gradient is summed like that of any other replicated weight.
 
     In evaluation mode, after `gather`, it computes with the whole weights and sends nothing.
+    Whoever reads `weight` from outside would take a part for the whole: computing with it raises.
     """
 
     def __init__(
         self, linear: nn.Linear, placed: Placed, partition: Partition, shares: Sequence[float]
     ) -> None:
         super().__init__()
+        self._left: dict[str, nn.Parameter] = {}
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.placed = placed
         self._partition = partition
@@ -42,6 +45,20 @@ class SplitLinear(nn.Module):
         self.weight = self._part_of(linear, "weight")
         bias: torch.Tensor | None = linear.bias  # torch declares it as never missing
         self.bias = None if bias is None else self._part_of(linear, "bias")
+        self._left = retire(linear, placed.name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("weight", "bias"):
+            left = self.__dict__["_left"].get(name)
+            if left is not None:
+                return left
+        return super().__getattr__(name)
+
+    def part(self, entry: str) -> nn.Parameter:
+        """This node's part of `weight` or `bias`."""
+        found = self._parameters[entry]
+        assert found is not None
+        return found
 
     def _part_of(self, linear: nn.Linear, entry: str) -> nn.Parameter:
         whole: torch.Tensor = getattr(linear, entry)
@@ -136,7 +153,7 @@ class SplitLinear(nn.Module):
                 lambda x: moves.gather_features(x, before),
                 lambda g: moves.add_features(g, before),
             )
-        result = F.linear(whole, self.weight, self.bias)
+        result = F.linear(whole, self.part("weight"), self._parameters.get("bias"))
         if self.placed.leave == "feature":
             return result
         return moved(
@@ -153,7 +170,7 @@ class SplitLinear(nn.Module):
                 lambda x: moves.to_features(x, rows, before),
                 lambda g: moves.to_rows(g, rows, before),
             )
-        partial = F.linear(values, self.weight)
+        partial = F.linear(values, self.part("weight"))
         if self.placed.leave == "batch":
             result = moved(
                 partial, lambda x: moves.add_rows(x, rows), lambda g: moves.gather_rows(g, rows)
@@ -164,4 +181,5 @@ class SplitLinear(nn.Module):
                 lambda x: moves.add_features(x, after),
                 lambda g: moves.gather_features(g, after),
             )
-        return result if self.bias is None else result + self.bias.to(result.dtype)
+        bias = self._parameters.get("bias")
+        return result if bias is None else result + bias.to(result.dtype)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import struct
 import time
 from dataclasses import astuple, dataclass
 from enum import IntEnum
@@ -19,6 +20,7 @@ import torch
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.exchange.network import Traffic
+from paceline.secure.sealing import MAC_BYTES, Sealing, UnknownPeerError
 
 
 class Kind(IntEnum):
@@ -33,6 +35,8 @@ class Kind(IntEnum):
     DONE = 7
     ALIVE = 8
     MIX = 9
+    PRESENT = 10
+    SEED = 11
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,19 +80,89 @@ class Answer:
     """What follows is the sentence that ends the run."""
 
 
-_REQUEST, _ANSWER = len(astuple(Request(kind=0))), len(astuple(Answer()))
+_REQUEST = struct.Struct(f"<{len(astuple(Request(kind=0)))}d")
+_ANSWER = struct.Struct(f"<{len(astuple(Answer()))}d")
+
+
+def read_request(body: bytes) -> Request:
+    """A request from its bytes; ValueError for what is none."""
+    try:
+        kind, update, sequence, rate, samples, total, stop, joins, length, *told = _REQUEST.unpack(
+            body
+        )
+        return Request(
+            kind=int(kind),
+            update=int(update),
+            sequence=int(sequence),
+            rate=rate,
+            samples=int(samples),
+            total=int(total),
+            stop=bool(stop),
+            joins=bool(joins),
+            length=_length(length),
+            loss_sum=told[0],
+            correct=told[1],
+            seen=told[2],
+        )
+    except (struct.error, OverflowError, ValueError) as error:
+        raise ValueError(f"no request ({error})") from None
+
+
+def read_answer(body: bytes) -> Answer:
+    """The beginning of an answer from its bytes; ValueError for what is none."""
+    try:
+        version, stop, news, length, failed = _ANSWER.unpack(body)
+        return Answer(
+            version=int(version),
+            stop=int(stop),
+            news=int(news),
+            length=_length(length),
+            failed=bool(failed),
+        )
+    except (struct.error, OverflowError) as error:
+        raise ValueError(f"no answer: {error}") from None
+
+
+def _length(value: float) -> int:
+    length = int(value)
+    if not 0 <= length < 2**40:
+        raise ValueError(f"{value} is no length")
+    return length
 
 
 class LostError(Exception):
     """The other end of a connection is gone."""
 
 
+class BadMessageError(Exception):
+    """What a node has sent is not what it should be; the words go on after its name."""
+
+    def __init__(self, words: str, remedy: str = "") -> None:
+        super().__init__(words)
+        self.remedy = remedy
+
+    def sentence(self, sender: str, host: str) -> str:
+        """What the sender is told by `host`, which has refused it."""
+        end = f": {self.remedy}" if self.remedy else ""
+        return f"{sender} {self} (refused by {host}){end}"
+
+
 class Link:
     """One end of the connection of a worker and a server."""
 
-    def __init__(self, group: Any, peer: int, traffic: Traffic, *, patience: float) -> None:
+    def __init__(
+        self,
+        group: Any,
+        peer: int,
+        traffic: Traffic,
+        *,
+        patience: float,
+        sealing: Sealing | None = None,
+    ) -> None:
+        """`sealing`: what the two have proved; requests, answers and texts get its MACs."""
         self.group, self.peer, self.traffic = group, peer, traffic
         self._patience = datetime.timedelta(seconds=patience)
+        self._sealing = sealing
 
     def send(self, tensor: torch.Tensor) -> None:
         """Send a contiguous vector."""
@@ -113,48 +187,52 @@ class Link:
         self.traffic.seconds += elapsed
         self.traffic.waited += elapsed
 
+    def _send_sealed(self, body: bytes) -> None:
+        mac = self._sealing.mac(body, sent=True) if self._sealing is not None else b""
+        self.send(torch.frombuffer(bytearray(body + mac), dtype=torch.uint8))
+
+    def _receive_sealed(self, length: int) -> bytes:
+        macs = MAC_BYTES if self._sealing is not None else 0
+        data = self.receive(torch.empty(length + macs, dtype=torch.uint8)).numpy().tobytes()
+        if self._sealing is not None:
+            try:
+                self._sealing.verify(data[:length], data[length:])
+            except UnknownPeerError as error:
+                raise LostError(str(error)) from error
+        return data[:length]
+
     def ask(self, request: Request) -> None:
         """Begin a request."""
-        self.send(torch.tensor(astuple(request), dtype=torch.float64))
+        self._send_sealed(_REQUEST.pack(*astuple(request)))
 
     def asked(self) -> Request:
         """The next request."""
-        values = self.receive(torch.empty(_REQUEST, dtype=torch.float64)).tolist()
-        kind, update, sequence, rate, samples, total, stop, joins, length, *told = values
-        return Request(
-            kind=int(kind),
-            update=int(update),
-            sequence=int(sequence),
-            rate=rate,
-            samples=int(samples),
-            total=int(total),
-            stop=bool(stop),
-            joins=bool(joins),
-            length=int(length),
-            loss_sum=told[0],
-            correct=told[1],
-            seen=told[2],
-        )
+        try:
+            return read_request(self._receive_sealed(_REQUEST.size))
+        except ValueError as error:
+            raise BadMessageError(f"sent {error}") from error
 
     def answer(self, answer: Answer) -> None:
         """Begin an answer."""
-        self.send(torch.tensor(astuple(answer), dtype=torch.float64))
+        self._send_sealed(_ANSWER.pack(*astuple(answer)))
 
     def answered(self) -> Answer:
         """The answer's beginning; the run ends here when the server says so."""
-        values = self.receive(torch.empty(_ANSWER, dtype=torch.float64)).tolist()
-        version, stop, news, length, failed = values
-        if failed:
-            raise WorkerError(self.text(int(length)))
-        return Answer(version=int(version), stop=int(stop), news=int(news), length=int(length))
+        try:
+            answer = read_answer(self._receive_sealed(_ANSWER.size))
+        except ValueError as error:
+            raise LostError(str(error)) from error
+        if answer.failed:
+            raise WorkerError(self.text(answer.length))
+        return answer
 
     def send_text(self, text: str) -> None:
         """Send the bytes of a text, whose number was sent before."""
-        self.send(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
+        self._send_sealed(text.encode())
 
     def text(self, length: int) -> str:
         """A text of so many bytes."""
-        return bytes(self.receive(torch.empty(length, dtype=torch.uint8)).tolist()).decode()
+        return self._receive_sealed(length).decode()
 
     def json(self, length: int) -> Any:
         """What a text of so many bytes says."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from paceline.observe.ledger import make_ledger
 from paceline.report.figure import Section
 from paceline.report.load import RunData, finite, is_run, load_run
 from paceline.schema.events import read_run
+from paceline.schema.plain import read_json_file
 
 NOT_RUN = "not run"
 
@@ -144,7 +144,7 @@ def _run(path: Path) -> RunData | None:
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON object; an empty one where there is none, or only half of one."""
     try:
-        found = json.loads(path.read_text())
+        found = read_json_file(path)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -30,7 +30,6 @@ import hashlib
 import itertools
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,8 +37,9 @@ from typing import Any, Literal
 
 from paceline.config.environment import data_root
 from paceline.data import DataRequest, is_here
-from paceline.errors import ConfigError, unknown_name
+from paceline.errors import ConfigError, shown, unknown_name
 from paceline.schema.codec import decode, encode, rule
+from paceline.schema.plain import read_toml
 
 BUILT_IN = Path(__file__).parent
 FILE = "experiment.toml"
@@ -97,14 +97,16 @@ class Step:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ConfigError(
-                f"step name {self.name!r} must be letters, digits, dots and dashes:"
+                f"step name {shown(self.name)} must be letters, digits, dots and dashes:"
                 " it names a folder"
             )
         needed = {"peer": self.peer, "command": self.command}.get(self.kind, True)
         if not needed:
-            raise ConfigError(f"step {self.name!r} of kind {self.kind!r} needs {self.kind} = ...")
+            raise ConfigError(
+                f"step {shown(self.name)} of kind {shown(self.kind)} needs {self.kind} = ..."
+            )
         if self.faults and not self.hosts:
-            raise ConfigError(f"step {self.name!r} has faults but no hosts for them to befall")
+            raise ConfigError(f"step {shown(self.name)} has faults but no hosts for them to befall")
 
     @property
     def fingerprint(self) -> str:
@@ -187,11 +189,9 @@ def load_experiment(folder: Path, *, quick: bool = False) -> Experiment:
     """Read an experiment; every step gets the common settings and, with `quick`, those for it."""
     path = folder / FILE
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
+        data = read_toml(path)
+    except FileNotFoundError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
     try:
         file = decode(_File, data)
         steps = [
@@ -205,7 +205,9 @@ def load_experiment(folder: Path, *, quick: bool = False) -> Experiment:
     names = [step.name for step in steps]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"{path}: {names.count(name)} steps are called {name!r}: rename one")
+            raise ConfigError(
+                f"{path}: {names.count(name)} steps are called {shown(name)}: rename one"
+            )
     return Experiment(
         name=file.name,
         title=file.title,
@@ -268,7 +270,7 @@ def _expanded(written: Mapping[str, Any]) -> list[dict[str, Any]]:
         lists = [value if isinstance(value, list) else [value] for value in each.values()]
         each = [dict(zip(each, values, strict=True)) for values in itertools.product(*lists)]
     if not isinstance(each, list) or not all(isinstance(one, Mapping) for one in each):
-        raise ConfigError(f"each = {each!r} must be a list of tables, or a table of lists")
+        raise ConfigError(f"each = {shown(each)} must be a list of tables, or a table of lists")
     tables = []
     for values in each:
         table = {key: value for key, value in written.items() if key != "each"}

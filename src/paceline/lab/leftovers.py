@@ -1,4 +1,8 @@
-"""Finds and removes what labs left that died together with their supervisor."""
+"""Finds and removes what labs left that died together with their supervisor.
+
+Only what belongs to the user who cleans: the directories lie where anyone can make some, and
+their notes say what is killed. Root, too, leaves alone what others own.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +53,11 @@ def _is_alive(state: Path) -> bool:
     try:
         if time.time() - state.stat().st_mtime < YOUNG_SECONDS and _owner_runs(state):
             return True
-        lock = os.open(state / "lock", os.O_RDWR | os.O_CLOEXEC)
+        lock = os.open(state / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return _owner_runs(state)
-    except PermissionError:
-        return True  # another user's: not ours to judge
+    except OSError:
+        return True  # a link, or not to be opened: not ours to judge
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -75,24 +79,25 @@ def _kill_processes(state: Path) -> list[int]:
     for path in Path("/proc").iterdir():
         if path.name.isdigit() and int(path.name) != os.getpid():
             with contextlib.suppress(OSError):
-                if mark in (path / "environ").read_bytes().split(b"\0"):
+                ours = path.stat().st_uid == os.geteuid()
+                if ours and mark in (path / "environ").read_bytes().split(b"\0"):
                     os.kill(int(path.name), signal.SIGKILL)
                     killed.append(int(path.name))
     return killed
 
 
 def find_states() -> list[Path]:
-    """Directories of labs, dead or alive."""
+    """Directories of this user's labs, dead or alive."""
     folders = sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
-    return [folder for folder in folders if folder.is_dir()]
+    return [folder for folder in folders if supervisor.is_ours(str(folder))]
 
 
 def find_groups() -> list[Path]:
-    """Control groups of labs, wherever they lie."""
+    """Control groups of this user's labs, wherever they lie."""
     found: list[Path] = []
-    for folder, names, _ in os.walk("/sys/fs/cgroup"):
+    for folder, names, _ in os.walk(supervisor.GROUPS):
         for name in list(names):
             if name.startswith(PREFIX):
                 found.append(Path(folder) / name)
                 names.remove(name)
-    return found
+    return [group for group in found if supervisor.is_ours(str(group))]

@@ -19,13 +19,13 @@ import dataclasses
 import ipaddress
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.errors import ConfigError, unknown_name
+from paceline.errors import ConfigError, shortened, shown, unknown_name
 from paceline.lab import units
+from paceline.schema.plain import parse_value, read_toml
 
 __all__ = ["FAULT_KINDS", "FaultSpec", "HostSpec", "LabSpec", "LinkSpec"]
 
@@ -89,13 +89,13 @@ class HostSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise ConfigError(
-                f"host name {self.name!r} must be 1 to 13 lower-case letters, digits and inner"
+                f"host name {shown(self.name)} must be 1 to 13 lower-case letters, digits and inner"
                 ' dashes, for example "node-1"'
             )
         key = f"host.{self.name}"
         if not _is_number(self.cores) or not 0.01 <= self.cores <= 4096:
             raise ConfigError(
-                f"{key}.cores = {self.cores!r} must be a number from 0.01, for example 0.5"
+                f"{key}.cores = {shown(self.cores)} must be a number from 0.01, for example 0.5"
             )
         _check_count(self.visible, f"{key}.visible")
         _check_count(self.slots, f"{key}.slots")
@@ -106,7 +106,8 @@ class HostSpec:
             )
         if self.memory is not None and units.size(self.memory, f"{key}.memory") < 2**24:
             raise ConfigError(
-                f'{key}.memory = {self.memory!r} must be at least "16mib", or Python cannot start'
+                f'{key}.memory = {shown(self.memory)} must be at least "16mib",'
+                " or Python cannot start"
             )
         if self.role not in ROLES:
             raise ConfigError(unknown_name(f"{key}.role", str(self.role), ROLES))
@@ -143,14 +144,15 @@ class FaultSpec:
             raise ConfigError(unknown_name("fault.kind", str(self.kind), FAULT_KINDS))
         if (self.kind == "throttle") != (self.rate is not None):
             raise ConfigError(
-                f'fault.rate belongs to kind = "throttle" and only there, but kind is {self.kind!r}'
-                f" and rate is {self.rate!r}"
+                'fault.rate belongs to kind = "throttle" and only there, but kind is'
+                f" {shown(self.kind)} and rate is {shown(self.rate)}"
             )
         if self.rate is not None:
             units.rate(self.rate, "fault.rate")
         if self.process is not None and self.kind not in ("pause", "resume"):
             raise ConfigError(
-                f"fault.process = {self.process!r} belongs to pause and resume, not {self.kind!r}"
+                f"fault.process = {shown(self.process)} belongs to pause and resume,"
+                f" not {shown(self.kind)}"
             )
 
     @property
@@ -159,7 +161,7 @@ class FaultSpec:
         return units.duration(self.at)
 
     def __str__(self) -> str:
-        detail = self.rate or (f"processes with {self.process!r}" if self.process else "")
+        detail = self.rate or (f"processes with {shown(self.process)}" if self.process else "")
         return " ".join(part for part in (self.kind, self.host, detail) if part)
 
 
@@ -192,17 +194,19 @@ class LabSpec:
         room = self._network().num_addresses - 3
         if len(names) > room:
             raise ConfigError(
-                f"network {self.network!r} has room for {room} hosts, not {len(names)}:"
+                f"network {shown(self.network)} has room for {room} hosts, not {len(names)}:"
                 ' give a larger one, for example "10.77.0.0/16"'
             )
 
     def _network(self) -> ipaddress.IPv4Network:
         try:
+            if not isinstance(self.network, str):
+                raise TypeError("it is no text")
             return ipaddress.IPv4Network(self.network)
         except (ValueError, TypeError) as error:
             raise ConfigError(
-                f"network = {self.network!r} must be an IPv4 network in CIDR form, for example"
-                f' "10.77.0.0/24" ({error})'
+                f"network = {shown(self.network)} must be an IPv4 network in CIDR form, for example"
+                f' "10.77.0.0/24" ({shortened(str(error))})'
             ) from error
 
     @property
@@ -240,13 +244,11 @@ class LabSpec:
         >>> LabSpec.load("examples/lab/two-hosts.toml", ["link.rate=100mbit"])  # doctest: +SKIP
         """
         try:
-            tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
+            tables = read_toml(Path(path))
+        except FileNotFoundError as error:
             raise ConfigError(
                 f"cannot read the lab file {str(path)!r}: {error.strerror}"
             ) from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the lab file {str(path)!r} is not valid TOML: {error}") from error
         return cls.from_tables(tables, changes)
 
     @classmethod
@@ -261,12 +263,9 @@ class LabSpec:
         for key in tables:
             if key not in ("network", "link", "host", "fault"):
                 raise ConfigError(unknown_name("key", key, ("network", "link", "host", "fault")))
-        link = tables.get("link", {})
-        if not isinstance(link, dict):
-            raise ConfigError(f"link = {link!r} must be a table: [link] with rate and delay")
         return cls(
             hosts=tuple(_section(HostSpec, table, "host") for table in _list(tables, "host")),
-            link=_section(LinkSpec, link, "link"),
+            link=_section(LinkSpec, _link(tables), "link"),
             faults=tuple(_section(FaultSpec, table, "fault") for table in _list(tables, "fault")),
             network=tables.get("network", "10.77.0.0/24"),
         )
@@ -278,14 +277,21 @@ def _is_number(value: object) -> bool:
 
 def _check_count(value: object, key: str) -> None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise ConfigError(f"{key} = {value!r} must be a whole number from 1")
+        raise ConfigError(f"{key} = {shown(value)} must be a whole number from 1")
 
 
 def _check_link(rate: str | None, delay: str | None, key: str) -> None:
     if rate is not None:
         units.rate(rate, f"{key}.rate")
     if delay is not None and units.duration(delay, f"{key}.delay") > 10:
-        raise ConfigError(f'{key}.delay = {delay!r} must be at most "10s"')
+        raise ConfigError(f'{key}.delay = {shown(delay)} must be at most "10s"')
+
+
+def _link(tables: Mapping[str, Any]) -> dict[str, Any]:
+    link = tables.get("link", {})
+    if not isinstance(link, dict):
+        raise ConfigError(f"link = {shown(link)} must be a table: [link] with rate and delay")
+    return link
 
 
 def _list(tables: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
@@ -300,10 +306,12 @@ def _section(kind: type[Section], table: Mapping[str, Any], key: str) -> Section
     for name in table:
         if name not in fields:
             raise ConfigError(unknown_name(f"key of {key}", name, fields))
+        if isinstance(table[name], list | dict):
+            raise ConfigError(f"{key}.{name} = {shown(table[name])} must be one text or number")
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING
         if required and name not in table:
-            raise ConfigError(f"a {key} needs the key {name!r}")
+            raise ConfigError(f"a {key} needs the key {shown(name)}")
     return kind(**table)
 
 
@@ -313,14 +321,15 @@ def _apply(tables: dict[str, Any], change: str) -> None:
     path = key.strip().split(".")
     if not equals or not all(path):
         raise ConfigError(
-            f"--set {change!r} must be key=value, for example link.rate=100mbit or host.b.cores=0.5"
+            f"--set {shown(change)} must be key=value, for example link.rate=100mbit or"
+            " host.b.cores=0.5"
         )
-    value = _value(text.strip())
+    value = parse_value(text.strip(), f"--set {key.strip()} =")
     if path[0] in ("host", "fault") and len(path) == 3:
         for table in _chosen(_list(tables, path[0]), path[0], path[1]):
             table[path[2]] = value
     elif path[0] == "link" and len(path) == 2:
-        tables.setdefault("link", {})[path[1]] = value
+        tables["link"] = {**_link(tables), path[1]: value}
     elif path == ["network"]:
         tables["network"] = value
     else:
@@ -338,10 +347,3 @@ def _chosen(tables: list[dict[str, Any]], kind: str, which: str) -> list[dict[st
     if which not in names:
         raise ConfigError(unknown_name(kind, which, names))
     return [names[which]]
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text

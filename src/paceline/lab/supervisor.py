@@ -18,6 +18,7 @@ import os
 import select
 import shutil
 import signal
+import stat
 import sys
 import time
 from typing import Any
@@ -31,6 +32,7 @@ CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWPID, CLONE_NEWNET = (
     0x20000000,
     0x40000000,
 )
+GROUPS = "/sys/fs/cgroup"
 NAMESPACES = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET
 
 
@@ -109,12 +111,43 @@ def _kill_group(group: str) -> None:
                     os.kill(pid, signal.SIGKILL)
 
 
+def is_ours(path: str) -> bool:
+    """True for a directory of this very user, not a link to one: in /tmp anyone may make others."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def groups_of(state: str) -> list[str]:
+    """The control groups that a lab has noted down; only such as bear its name and are ours.
+
+    Whoever kills by a list must not take it from anybody, nor for anything but this lab's.
+    """
+    try:
+        note = os.open(f"{state}/groups.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(note) as file:  # noqa: PTH123
+            if not is_ours(state) or os.fstat(note).st_uid != os.geteuid():
+                return []
+            noted = json.load(file)
+    except (OSError, ValueError, RecursionError):
+        return []
+    lab = os.path.basename(state).rpartition("-")[0]  # noqa: PTH119
+    return [
+        group
+        for group in (noted if isinstance(noted, list) else [])
+        if isinstance(group, str)
+        and group.startswith(f"{GROUPS}/")
+        and lab in group.split("/")[-2:]
+        and os.path.realpath(group) == os.path.normpath(group)
+        and is_ours(group)
+    ]
+
+
 def clear(state: str) -> list[str]:
     """Remove what a lab with this directory left: its groups, then the directory."""
-    groups: list[str] = []
-    with contextlib.suppress(OSError, ValueError), open(f"{state}/groups.json") as file:  # noqa: PTH123
-        groups = json.load(file)
-    left = remove_groups(groups)
+    left = remove_groups(groups_of(state))
     if not left:
         shutil.rmtree(state, ignore_errors=True)
     return left

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, shown
 
 __all__ = ["duration", "rate", "rate_text", "size"]
 
@@ -29,10 +29,13 @@ def _parse(
     unit = match.group(2).lower() if match else ""
     if match is None or unit not in units:
         raise ConfigError(
-            f"{key} = {value!r} must be a number and a unit ({', '.join(units)}) in quotes,"
+            f"{key} = {shown(value)} must be a number and a unit ({', '.join(units)}) in quotes,"
             f' for example "{example}"'
         )
-    return float(match.group(1)) * units[unit]
+    number = float(match.group(1)) * units[unit]
+    if number > 2**63:
+        raise ConfigError(f"{key} = {shown(value)} is more than any machine has: give less")
+    return number
 
 
 def rate(value: object, key: str = "rate") -> float:
@@ -44,8 +47,8 @@ def rate(value: object, key: str = "rate") -> float:
     bits = _parse(value, key, _RATE_UNITS, "100mbit")
     if bits < 8000:
         raise ConfigError(
-            f'{key} = {value!r} must be at least "8kbit"; to stop all traffic use a fault of kind'
-            ' "cut"'
+            f'{key} = {shown(value)} must be at least "8kbit"; to stop all traffic use a fault of'
+            ' kind "cut"'
         )
     return bits
 

@@ -13,7 +13,6 @@ import json
 import os
 import platform
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
@@ -23,18 +22,20 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.environment import (
+    SECRET,
     agent_node,
     cache_root,
     child_environment,
     inherited_descriptors,
     local_place,
     rank_environment,
-    take_token,
+    take_secret,
 )
 from paceline.exchange.losses import leave_word
+from paceline.launch.carry import Carrier
 from paceline.launch.channel import BEAT_SECONDS, Channel, Message, connect
 from paceline.launch.child import Child
-from paceline.launch.files import pieces_of, take_piece
+from paceline.launch.files import take_piece
 from paceline.launch.leftovers import SharedFiles
 from paceline.launch.rank import die_with_parent
 from paceline.launch.signals import leave_tidily
@@ -49,8 +50,6 @@ _QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Torch warns of every host that has a number but no name; what fails raises anyway."""
 _ANSWERS = {"race": "the race", "measure": "measuring", "links": "measuring the network"}
 """Children that print one answer as JSON, and what an error calls them."""
-BACK = ["metrics.jsonl", "run.json", "checkpoints/latest", "checkpoints/best", "tensorboard"]
-"""What the first node sends back where the hosts share no files."""
 
 
 class Agent:
@@ -65,7 +64,9 @@ class Agent:
         self.first_rank = 0
         self.ranks = 1
         self.run = RunDirectory(Path())
-        self.own_run: Path | None = None
+        self.carrier = Carrier(channel, node)
+        self.leaving: int | None = None
+        """The exit code, once the launcher has what was written here."""
         self.exit_code: int | None = None
         self.variables: dict[str, str] = {}
         self.shared_files = SharedFiles()
@@ -89,6 +90,9 @@ class Agent:
                     self.listen()
                 if self.child is not None:
                     self.look_after(self.child)
+                self.carrier.turn()
+                if self.leaving is not None and self.carrier.is_through:
+                    self.exit_code = self.leaving
                 if time.monotonic() >= beat:
                     beat = time.monotonic() + BEAT_SECONDS
                     self.channel.send("beat", ranks=self.places())
@@ -98,8 +102,7 @@ class Agent:
             self.selector.close()
             self.channel.close()
             self.shared_files.remove()
-            if self.own_run is not None:
-                shutil.rmtree(self.own_run, ignore_errors=True)
+            self.carrier.close()
 
     # --- what the launcher says -----------------------------------------------
 
@@ -122,10 +125,8 @@ class Agent:
         marker = path / MARKER
         shared = marker.is_file() and marker.read_text() == message["marker"]
         if not shared:
-            root = Path(self.variables.get("PACELINE_CACHE") or cache_root())
-            self.own_run = root / "runs" / f"{message['marker'][:16]}-{self.node}"
-            self.own_run.mkdir(parents=True, exist_ok=True)
-            path = self.own_run
+            cache = Path(self.variables.get("PACELINE_CACHE") or cache_root())
+            path = self.carrier.settle(cache, message["identity"], message["marker"])
         self.run = RunDirectory(path)
         if not shared:
             self.run.config.write_text(message["config"])
@@ -136,12 +137,25 @@ class Agent:
         mine = divide_cores(cores, message["slots"], message["slot"])
         if message["slots"] > 1 or wanted:
             pin(mine)
-        self.channel.send("ready", shared=shared, cores=list(mine), usable=usable_cores())
+        found = {"shared": shared, "cores": list(mine), "usable": usable_cores()}
+        self.channel.send("ready", **found, folder=str(path), kept=self.carrier.newest_kept)
 
     def on_file(self, message: Message) -> None:
         """A piece of what is to be continued, where the hosts share no files."""
-        if self.own_run is not None:
-            take_piece(self.own_run, message)
+        if self.carrier.folder is not None:
+            take_piece(self.carrier.folder, message)
+
+    def on_carried(self, message: Message) -> None:
+        """The launcher has taken a piece, or could not."""
+        self.carrier.hear(message)
+
+    def on_bring(self, message: Message) -> None:
+        """The launcher wants what an earlier agent of this run has left here."""
+        self.carrier.bring(message["folder"])
+
+    def on_forget(self, message: Message) -> None:
+        """The launcher has a checkpoint at least as new: what is older is not needed any more."""
+        self.carrier.forget(message["update"])
 
     def on_race(self, message: Message) -> None:
         """Find the fastest way to train here."""
@@ -168,6 +182,7 @@ class Agent:
             address=message["address"],
             port=message["port"],
             backend=message["backend"],
+            secret=message["secret"],
         )
         words = ["paceline.measure.links", json.dumps(names)]
         self.start_child("links", words, rank_environment(context), collect=True)
@@ -183,8 +198,9 @@ class Agent:
         node = plan.nodes[self.node]
         self.first_rank = sum(other.ranks for other in plan.nodes[: self.node])
         self.ranks = node.ranks
-        if self.own_run is not None:
+        if self.carrier.folder is not None:
             self.run.plan.write_text(json.dumps(message["plan"]))
+        self.carrier.begin(range(self.first_rank, self.first_rank + self.ranks))
         context = RankContext(
             rank=self.first_rank,
             world_size=sum(other.ranks for other in plan.nodes),
@@ -194,6 +210,7 @@ class Agent:
             address=message["address"],
             port=message["port"],
             backend=message["backend"],
+            secret=message["secret"],
         )
         for stale in ("error.json", "plan.json", "lost.jsonl"):
             (self.run.path / f"node-{self.node}" / stale).unlink(missing_ok=True)
@@ -221,11 +238,13 @@ class Agent:
     def on_abort(self, message: Message) -> None:
         """Another host failed, or the user has lost patience."""
         self.end_child()
-        self.exit_code = 1
+        self.carrier.end()
+        self.leaving = 1
 
     def on_bye(self, message: Message) -> None:
         """Everything is done."""
-        self.exit_code = 0
+        self.carrier.end()
+        self.leaving = 0
 
     # --- the process that works -----------------------------------------------
 
@@ -279,12 +298,11 @@ class Agent:
         self.end_child()
         if child.purpose in _ANSWERS:
             self.tell_answer(child, code)
-        elif code in (0, 128 + signal.SIGINT, 128 + signal.SIGTERM):
-            self.send_back()
-            self.channel.send("end", code=code)
+        elif code in (0, 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP):
+            self.carrier.end(lambda: self.channel.send("end", code=code))
         else:
-            self.send_back()
             self.channel.send("error", report=self.failure(code))
+            self.carrier.end()
 
     def tell_answer(self, child: Child, code: int) -> None:
         """What a child has printed for the launcher, under the name of what it was started for."""
@@ -296,14 +314,6 @@ class Agent:
             words = child.last_words().removeprefix("paceline: ")
             report |= {"kind": "StrategyError", "expected": True}
             self.channel.send("error", report=report | ({"message": words} if words else {}))
-
-    def send_back(self) -> None:
-        """Bring the launcher what ranks here have seen and, of the first node, what it keeps."""
-        if self.own_run is None:
-            return
-        names = [f"rank-{self.first_rank + n}/events.jsonl" for n in range(self.ranks)]
-        for piece in pieces_of(self.run.path, names + (BACK if self.node == 0 else [])):
-            self.channel.send("file", **piece)
 
     def failure(self, code: int) -> dict[str, Any]:
         """What the child has left word of, or how it ended without one."""
@@ -376,19 +386,21 @@ def main(arguments: list[str] | None = None) -> int:
     if node is None:
         print("paceline: an agent must know its node: give --node", file=sys.stderr)
         return 2
-    token = take_token()
+    secret = take_secret()
     # The launcher decides who hears of Ctrl-C; whoever sends SIGTERM means it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     leave_tidily()
+    if not secret:
+        print(f"paceline: an agent must be told the run's secret: {SECRET}", file=sys.stderr)
+        return 2
     places = [word.rpartition(":") for word in options.to.split(",")]
     try:
-        channel = connect([(address, int(port)) for address, _, port in places])
+        channel = connect([(address, int(port)) for address, _, port in places], secret)
     except ConnectionError as error:
         print(f"paceline: node {node} on {platform.node()}: {error}", file=sys.stderr)
         return 1
     channel.send(
         "hello",
-        token=token,
         node=node,
         host=platform.node(),
         cores=visible_cores(),

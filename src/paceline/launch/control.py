@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import hmac
-import secrets
 import selectors
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.launch.channel import BEAT_SECONDS, SILENCE_SECONDS, Channel, Message
+from paceline.errors import UserError
+from paceline.launch.channel import BEAT_SECONDS, PURPOSE, SILENCE_SECONDS, Channel, Message
+from paceline.launch.ssh import is_here
+from paceline.secure.addresses import LOOPBACK, is_loopback
+from paceline.secure.door import Door
+from paceline.secure.sealing import new_secret
 
 GREETING_SECONDS = 10.0
 """A connection that has not said who it is by then is closed."""
+_PORT_TRIES = 20
+"""Ports that are tried until one is free at all of this machine's addresses that are needed."""
 
 
 @dataclass
@@ -51,22 +56,47 @@ class Lost:
 
 
 class Control:
-    """Listens for agents, and talks with those that know the token."""
+    """Listens for agents, and talks with those that know the run's secret."""
 
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, addresses: Sequence[str] = (LOOPBACK,)) -> None:
+        """`addresses`: of this machine, where the hosts can reach it, and nowhere else."""
         self.nodes = nodes
-        self.token = secrets.token_hex(16)
+        self.secret = new_secret()
         self.peers: dict[int, Peer] = {}
         self.guests: list[tuple[Channel, Message]] = []
         """Who asks for another host to join, and has not been answered."""
-        self._listener = socket.create_server(("", 0), backlog=256)
-        self._listener.setblocking(False)
-        self.port: int = self._listener.getsockname()[1]
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ, None)
-        self._strangers: dict[Channel, float] = {}
+        self._door = self._open(addresses)
+        self.port = self._door.listen(addresses[0])
+        self._nameless: dict[Channel, float] = {}
+        """Who knows the secret and has not said who it is."""
         self._beat = 0.0
         self._looked = time.monotonic()
+
+    def _open(self, addresses: Sequence[str]) -> Door[Channel]:
+        """A door at one port of all addresses."""
+        for _ in range(_PORT_TRIES):
+            door = Door(self.secret, PURPOSE, self._selector, Channel)
+            try:
+                port = door.listen(addresses[0])
+                if all(door.listen(address, port) == port for address in addresses):
+                    return door
+            except OSError as error:
+                door.close()
+                raise UserError(
+                    f"the launcher cannot listen at {', '.join(addresses)}: {error.strerror}"
+                ) from None
+            door.close()
+        raise UserError(f"no port is free at all of {', '.join(addresses)}")
+
+    def listen(self, address: str) -> int:
+        """Listen at another address of this machine, for a host that comes later; its port."""
+        return self._door.listen(address, self.port)
+
+    @property
+    def strangers(self) -> int:
+        """Connections that have not proved anything."""
+        return self._door.strangers
 
     @property
     def missing(self) -> list[int]:
@@ -101,15 +131,19 @@ class Control:
         messages: list[tuple[int, Message]] = []
         lost: list[Lost] = []
         self._send_beats()
+        self._door.look()
         for key, mask in self._selector.select(seconds):
-            if key.fileobj is self._listener:
-                self._accept()
+            if key.data is self._door:
+                known = self._door.attend(key.fileobj)
+                if known is not None:
+                    self._nameless[known] = time.monotonic()
+                    self._selector.register(known, selectors.EVENT_READ, known)
                 continue
             channel: Channel = key.data
             if mask & selectors.EVENT_WRITE:
                 channel.flush()
             arrived, is_open = channel.receive()
-            if channel in self._strangers:
+            if channel in self._nameless:
                 arrived, is_open = self._greet(channel, arrived, is_open)
             peer = next((p for p in self.peers.values() if p.channel is channel), None)
             if peer is None:
@@ -141,7 +175,7 @@ class Control:
         now = time.monotonic()
         if now >= self._beat:
             self._beat = now + BEAT_SECONDS
-            late = [c for c, since in self._strangers.items() if now - since > GREETING_SECONDS]
+            late = [c for c, since in self._nameless.items() if now - since > GREETING_SECONDS]
             for channel in late:
                 self._drop(channel)
         for peer in self.peers.values():
@@ -161,64 +195,69 @@ class Control:
             if not peer.ended and peer.channel.fileno() >= 0 and now - peer.heard > SILENCE_SECONDS
         ]
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            connection, _ = self._listener.accept()
-            channel = Channel(connection)
-            self._strangers[channel] = time.monotonic()
-            self._selector.register(channel, selectors.EVENT_READ, channel)
-
     def _greet(
         self, channel: Channel, arrived: list[Message], is_open: bool
     ) -> tuple[list[Message], bool]:
-        """Make a stranger a peer, or close its connection."""
+        """Make who knows the secret a peer or a guest, by its first message."""
         if not arrived and is_open:
             return [], True
-        hello = arrived[0] if arrived else {}
-        node = hello.get("node")
-        known = hmac.compare_digest(str(hello.get("token", "")), self.token)
-        if known and hello["kind"] == "join" and isinstance(hello.get("host"), dict):
-            del self._strangers[channel]
+        hello: Message = arrived[0] if arrived else {"kind": ""}
+        if hello["kind"] == "join" and isinstance(hello.get("host"), dict):
+            del self._nameless[channel]
             self._selector.unregister(channel)
             self.guests.append((channel, hello))
             return [], True
-        if not known or not isinstance(node, int) or node not in self.missing:
+        node, cores = hello.get("node"), hello.get("cores", [])
+        fits = isinstance(cores, list) and all(type(core) is int for core in cores)
+        if (
+            hello["kind"] != "hello"
+            or type(node) is not int
+            or node not in self.missing
+            or not fits
+        ):
             self._drop(channel)
             return [], False
-        del self._strangers[channel]
+        try:
+            address = str(channel.connection.getpeername()[0])
+        except OSError:  # it has gone already
+            self._drop(channel)
+            return [], False
+        del self._nameless[channel]
         self.peers[node] = Peer(
             node=node,
             channel=channel,
             host=str(hello.get("host", "")),
-            address=str(channel.connection.getpeername()[0]),
-            cores=tuple(hello.get("cores", ())),
+            address=address,
+            cores=tuple(cores),
         )
-        return arrived, is_open
+        return arrived[1:], is_open
 
     def _drop(self, channel: Channel) -> None:
-        self._strangers.pop(channel, None)
+        self._nameless.pop(channel, None)
         self._selector.unregister(channel)
         channel.close()
 
     def close(self) -> None:
         """Close every connection; agents that are still there end what they have started."""
-        self._listener.close()
+        self._door.close()
         for peer in self.peers.values():
             if peer.channel.fileno() >= 0:
                 peer.channel.close()
-        for channel in (*self._strangers, *(guest for guest, _ in self.guests)):
+        for channel in (*self._nameless, *(guest for guest, _ in self.guests)):
             channel.close()
         self._selector.close()
 
 
-def addresses_towards(hosts: list[str]) -> list[str]:
+def addresses_towards(hosts: Sequence[str]) -> list[str]:
     """This machine's addresses on the ways to the hosts, so that they can reach it.
 
-    The loopback is named only when all hosts are this machine.
+    The loopback alone when all hosts are this machine, and never otherwise.
     """
+    if all(is_here(host) for host in hosts):
+        return [LOOPBACK]
     found = [address for address in (_own_address_towards(host) for host in hosts) if address]
-    outside = [address for address in found if not address.startswith("127.")]
-    return list(dict.fromkeys(outside or found or ["127.0.0.1"]))
+    outside = [address for address in found if not is_loopback(address)]
+    return list(dict.fromkeys(outside or found or [LOOPBACK]))
 
 
 def _own_address_towards(host: str) -> str | None:

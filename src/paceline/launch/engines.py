@@ -20,7 +20,7 @@ from typing import ClassVar
 
 import psutil
 
-from paceline.config.environment import TOKEN, child_environment
+from paceline.config.environment import SECRET, child_environment
 from paceline.errors import UnsupportedError, UserError, unknown_name
 from paceline.schema.hosts import Host, Place
 
@@ -44,7 +44,7 @@ class Launch:
     addresses: tuple[str, ...]
     """The launcher's own, the likeliest first."""
     port: int
-    token: str
+    secret: str
     run: Path
     name: str = "run"
     store_port: int = 29500
@@ -67,9 +67,9 @@ class Launch:
         return [python, *module, "--to", to, *more]
 
     @property
-    def secret(self) -> dict[str, str]:
+    def variables(self) -> dict[str, str]:
         """What agents must find in their environment: command lines can be read by everybody."""
-        return {TOKEN: self.token}
+        return {SECRET: self.secret}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class Command:
     files: dict[str, str] = field(default_factory=dict)
     """Files that must be in the run directory first: name to text."""
     variables: dict[str, str] = field(default_factory=dict)
-    first_line: str = ""
+    told: str = field(default="", repr=False)
     """What it is told on its standard input."""
 
 
@@ -150,7 +150,7 @@ class Processes(Running):
             try:
                 process = subprocess.Popen(
                     command.words,
-                    stdin=subprocess.PIPE if command.first_line else subprocess.DEVNULL,
+                    stdin=subprocess.PIPE if command.told else subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env=child_environment(command.variables),
@@ -165,7 +165,7 @@ class Processes(Running):
         self._processes.append(process)
         if process.stdin is not None:
             with contextlib.suppress(BrokenPipeError), process.stdin:  # its log tells why it ended
-                process.stdin.write(f"{command.first_line}\n".encode())
+                process.stdin.write(command.told.encode())
 
     def has_begun(self) -> bool:
         return True

@@ -42,11 +42,8 @@ def _pieces(root: Path, name: str) -> Iterator[Message]:
                     break
 
 
-def take_piece(root: Path, message: Message, *, after: int = 0) -> None:
-    """Write one piece that `pieces_of` made below `root`, and nowhere else.
-
-    The first `after` bytes of the file were there before and stay.
-    """
+def take_piece(root: Path, message: Message) -> None:
+    """Write one piece that `pieces_of` made below `root`, and nowhere else."""
     place = root / str(message["path"])
     place = place.parent.resolve() / place.name
     named = place.parent / str(message.get("link", place.name))
@@ -59,7 +56,7 @@ def take_piece(root: Path, message: Message, *, after: int = 0) -> None:
         new.symlink_to(message["link"])
         new.replace(place)
         return
-    at = int(message["at"]) + after
+    at = int(message["at"])
     with place.open("wb" if at == 0 else "r+b") as file:
         file.seek(at)
         file.write(base64.b64decode(message["data"]))

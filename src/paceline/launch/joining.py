@@ -1,15 +1,17 @@
 """Hosts that come to a training under way, and how the others hear of one that has gone.
 
-While a training takes new workers, the run directory has a file that says where the launcher
-listens. `paceline join` asks there; the launcher starts an agent on the host, gives it the number
-of a worker that was lost (or a new one) and lets it train. The servers do the rest.
+While a training takes new workers, the run directory has a file that only its owner can read: where
+the launcher listens, and the run's secret. `paceline join` asks there; the launcher starts an agent
+on the host, gives it the number of a worker that was lost (or a new one) and lets it train. The
+servers do the rest. Who asks may say what the host is called and where it is, and no more: which
+Python is started there the launcher knows itself.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,9 @@ from paceline.launch.control import addresses_towards
 from paceline.launch.engines import Launch, Processes
 from paceline.launch.ssh import SshEngine
 from paceline.schema import Plan, decode, encode
+from paceline.schema.codec import rule
 from paceline.schema.hosts import Host, Place
+from paceline.secure.files import read_private, write_private
 
 if TYPE_CHECKING:
     from paceline.launch.session import Session
@@ -30,6 +34,15 @@ if TYPE_CHECKING:
 DOOR = "join.json"
 """File in the run directory: where to ask."""
 ANSWER_SECONDS = 150.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What may be said of a host that is to join."""
+
+    name: str
+    address: str = ""
+    cores: int | None = rule(default=None, minimum=1)
 
 
 @dataclass
@@ -64,15 +77,12 @@ class Joining:
 
     def _open(self) -> None:
         control = self.session.control
-        hosts = [place.host.network_address for place in self.session.places]
         note = {
-            "addresses": [*addresses_towards(hosts), "127.0.0.1"],
+            "addresses": self.session.addresses,
             "port": control.port,
-            "token": control.token,
+            "secret": control.secret,
         }
-        descriptor = os.open(self._door, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(note, file)
+        write_private(self._door, json.dumps(note))
 
     def close(self) -> None:
         """Nobody can come any more; end what was started."""
@@ -90,8 +100,8 @@ class Joining:
         while control.guests:
             guest, message = control.guests.pop(0)
             try:
-                self._ask(guest, decode(Host, message["host"]))
-            except PacelineError as error:  # a guest's mistake must not end the training
+                self._ask(guest, self._known(decode(Asked, message["host"])))
+            except (PacelineError, OSError) as error:  # a guest's mistake must not end the training
                 _answer(guest, False, str(error))
         for node, newcomer in list(self.coming.items()):
             if node in control.peers and not newcomer.is_welcome:
@@ -102,6 +112,13 @@ class Joining:
                 self._refuse(newcomer, f"host {newcomer.place.host.name} did not start: {failure}")
             elif time.monotonic() > newcomer.deadline:
                 self._refuse(newcomer, f"host {newcomer.place.host.name} did not start in time")
+
+    def _known(self, asked: Asked) -> Host:
+        """The host that is meant, started as the hosts of this training are."""
+        hosts = self.session.order.hosts
+        mine = next((host for host in hosts.host if host.name == asked.name), None)
+        python = mine.python if mine is not None else hosts.defaults.python
+        return Host(name=asked.name, address=asked.address, cores=asked.cores, python=python)
 
     def _ask(self, guest: Channel, host: Host) -> None:
         session = self.session
@@ -118,11 +135,12 @@ class Joining:
             return
         place = Place(node=self._free_number(host), host=host)
         session.control.expect(place.node)
+        addresses = addresses_towards([host.network_address])
         launch = Launch(
             places=(place,),
-            addresses=tuple(addresses_towards([host.network_address])),
-            port=session.control.port,
-            token=session.control.token,
+            addresses=tuple(addresses),
+            port=session.control.listen(addresses[0]),
+            secret=session.control.secret,
             run=session.order.run.path.resolve(),
         )
         running = Processes(SshEngine().command_lines(launch), launch.run)
@@ -184,20 +202,33 @@ def _answer(guest: Channel, is_in: bool, text: str) -> None:
 def ask_to_join(run: Path, host: Host) -> str:
     """Ask the launcher of a run to take a host in; its answer, or an error."""
     try:
-        note: dict[str, Any] = json.loads((run / DOOR).read_text())
+        note: dict[str, Any] = json.loads(read_private(run / DOOR))
         addresses = [(str(address), int(note["port"])) for address in note["addresses"]]
-    except (OSError, ValueError, KeyError):
+        secret = str(note["secret"])
+    except PermissionError:
+        raise RunDirectoryError(
+            f"{run / DOOR} is not yours: only who trains can let hosts join"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError):
         raise RunDirectoryError(
             f"{run} takes no workers now: a host can join a training with exchange.kind ="
             " 'parameter_server' over Gloo, while it runs"
         ) from None
+    if host.python not in (None, sys.executable):
+        raise ConfigError(
+            f"host {host.name} has python = {host.python!r}, which a training does not take from"
+            " who asks: set it in the hosts.toml that the training is started with, for this host"
+            " or in [defaults]"
+        )
     try:
-        channel = connect(addresses)
+        channel = connect(addresses, secret)
     except ConnectionError as error:
         raise RunDirectoryError(f"{run} is not being trained any more: {error}") from None
-    channel.send("join", token=note["token"], host=encode(host))
+    asked = Asked(name=host.name, address=host.address, cores=host.cores)
+    channel.send("join", host=encode(asked))
     end = time.monotonic() + ANSWER_SECONDS
     while time.monotonic() < end:
+        channel.wait(0.5)
         messages, is_open = channel.receive()
         for message in messages:
             channel.close()
@@ -206,7 +237,6 @@ def ask_to_join(run: Path, host: Host) -> str:
             raise WorkerError(f"host {host.name} cannot join: {message['text']}")
         if not is_open:
             raise WorkerError("the training ended before the host could join")
-        time.sleep(0.05)
     channel.close()
     raise WorkerError(f"the launcher did not answer within {ANSWER_SECONDS:.0f} s")
 
@@ -216,6 +246,7 @@ def welcome_fields(session: Session, place: Place) -> Message:
     return {
         "run": str(session.order.run.path.resolve()),
         "marker": session.marker,
+        "identity": session.identity,
         "config": session.order.config,
         "folder": str(Path.cwd()),
         "variables": passed_variables(),

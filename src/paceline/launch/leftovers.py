@@ -27,7 +27,7 @@ class SharedFiles:
         for name in fresh:
             path = _FOLDER / name
             with contextlib.suppress(OSError):
-                if str(path) not in held and path.stat().st_uid == os.getuid():
+                if str(path) not in held and path.lstat().st_uid == os.getuid():
                     path.unlink()
                     removed.append(name)
         return removed

@@ -88,6 +88,7 @@ class LegRank:
         from paceline.train.handover import Handover
         from paceline.train.loop import Trainer
         from paceline.train.progress import SilentView
+        from paceline.train.proof import prove
         from paceline.train.watching import observed
 
         chosen = decode(Plan, plan)
@@ -112,6 +113,7 @@ class LegRank:
         )
         self._legs += 1
         recorder = self._open.enter_context(observed(task))
+        prove(task, self._parts, recorder)
         trainer = Trainer(task, self._parts, recorder, started=began)
         self._open.callback(trainer.strategy.close)
         trainer.take_over(Handover.fetch(self._handover, rest))

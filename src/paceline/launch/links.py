@@ -1,14 +1,15 @@
 """Measures the links between hosts: runs on each of them, with plain TCP sockets.
 
-`python -m paceline.launch.links TOKEN` prints the port it listens on, then does what it is told
-on standard input, one line of JSON each, and answers with one line of JSON:
+`python -m paceline.launch.links` is told what to do on its standard input, where nobody else sees
+it, one line of JSON each, and answers with one line of JSON:
 
+    {"secret": ..., "address": this host's own}            -> {"port": ...}
     {"do": "clock"}                                        -> {"time": seconds}
     {"do": "measure", "address": ..., "port": ..., "seconds": ...}
                                     -> {"megabits": ..., "round_trip_ms": ..., "from": address}
                                     or {"error": why}
 
-The end of its input ends it. Only who knows the token is answered.
+The end of its input ends it. Only who proves to know the secret is answered.
 """
 
 from __future__ import annotations
@@ -24,23 +25,33 @@ import threading
 import time
 from typing import Any
 
+from paceline.secure.addresses import listening_address
+from paceline.secure.line import connect, prove
+from paceline.secure.sealing import Sealing
+
+PURPOSE = "links"
 BLOCK = bytes(256 << 10)
 ROUNDS = 21
 _CONNECT_SECONDS = 5.0
 _SILENCE_SECONDS = 20.0
 _LATENCY_SECONDS = 1.0
+STRANGER_SECONDS = 2.0
+"""How long who has not proved anything can keep the others waiting."""
+LONGEST_SECONDS = 60.0
 _WARM = 0.25
 """Part of the time that is not counted: TCP begins slowly."""
 
 
-def measure(address: str, port: int, token: str, seconds: float) -> dict[str, Any]:
+def measure(address: str, port: int, secret: str, seconds: float) -> dict[str, Any]:
     """Round trip and throughput from here to another host's `serve`."""
     try:
-        with socket.create_connection((address, port), timeout=_CONNECT_SECONDS) as connection:
+        place = [(address, port)]
+        connection, sealing = connect(place, secret, PURPOSE, seconds=_CONNECT_SECONDS)
+        with connection:
             connection.settimeout(_SILENCE_SECONDS)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             own = str(connection.getsockname()[0])
-            connection.sendall(f"{token} {seconds}\n".encode())
+            connection.sendall(sealing.seal(f"{seconds}".encode()))
             round_trip = _round_trip(connection)
             return {
                 "megabits": _throughput(connection, seconds),
@@ -89,36 +100,46 @@ def _throughput(connection: socket.socket, seconds: float) -> float:
     return float(json.loads(answer)["megabits"])
 
 
-def serve(listener: socket.socket, token: str) -> None:
+def serve(listener: socket.socket, secret: str) -> None:
     """Answer one `measure` after the other, until the listener is closed."""
     while True:
         try:
             connection, _ = listener.accept()
         except OSError:
             return
+        # Whatever one caller does ends its own connection alone.
         with connection, contextlib.suppress(OSError, ValueError):
+            connection.settimeout(STRANGER_SECONDS)
+            sealing = Sealing(secret, PURPOSE, asks=False)
+            prove(connection, sealing)
             connection.settimeout(_SILENCE_SECONDS)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _answer(connection, token)
+            _answer(connection, sealing)
 
 
-def _answer(connection: socket.socket, token: str) -> None:
-    greeting = b""
-    while not greeting.endswith(b"\n"):
-        data = connection.recv(1)
-        if not data or len(greeting) > 200:
+def _answer(connection: socket.socket, sealing: Sealing) -> None:
+    orders: list[bytes] = []
+    while not orders:
+        data = connection.recv(1)  # byte by byte: what follows the order is not sealed
+        if not data:
             return
-        greeting += data
-    given, _, seconds = greeting.decode().partition(" ")
-    if given != token:
-        return
+        orders = sealing.feed(data)
+    seconds = read_seconds(orders[0])
     while (word := connection.recv(1)) == b"p":
         connection.sendall(b"p")
     if word == b"s":
-        megabits = _receive(connection, float(seconds))
+        megabits = _receive(connection, seconds)
         connection.sendall(json.dumps({"megabits": megabits}).encode() + b"\n")
         while connection.recv(1 << 20):
             pass
+
+
+def read_seconds(text: bytes) -> float:
+    """How long to measure; ValueError for anything but a short time."""
+    seconds = float(text)
+    if not 0.0 < seconds <= LONGEST_SECONDS:
+        raise ValueError(f"{seconds} s is no time to measure")
+    return seconds
 
 
 def _receive(connection: socket.socket, seconds: float) -> float:
@@ -139,20 +160,24 @@ def _receive(connection: socket.socket, seconds: float) -> float:
     return total * 8 / 1e6 / max(now - counted_from, 1e-9)
 
 
-def main(token: str) -> int:
+def main() -> int:
     """Do what the launcher says; see the module's own words."""
-    listener = socket.create_server(("", 0), backlog=16)
-    threading.Thread(target=serve, args=(listener, token), daemon=True).start()
+    first = json.loads(sys.stdin.readline() or "{}")
+    if not first:
+        return 1
+    secret = str(first["secret"])
+    listener = socket.create_server((listening_address(first["address"]), 0), backlog=16)
+    threading.Thread(target=serve, args=(listener, secret), daemon=True).start()
     print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
     for line in sys.stdin:
         order = json.loads(line)
         if order["do"] == "clock":
             answer: dict[str, Any] = {"time": time.time()}
         else:
-            answer = measure(order["address"], order["port"], token, order["seconds"])
+            answer = measure(order["address"], order["port"], secret, order["seconds"])
         print(json.dumps(answer), flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main())

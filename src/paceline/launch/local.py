@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import json
 import os
 import selectors
 import signal
@@ -27,6 +26,7 @@ from paceline.errors import WorkerError
 from paceline.launch.signals import handled
 from paceline.run import RunDirectory
 from paceline.schema import NodePlan, RankContext
+from paceline.schema.plain import read_json_file
 
 if TYPE_CHECKING:
     from paceline.local.board import Board
@@ -167,7 +167,7 @@ def _watch(ranks: Ranks, board: Any) -> None:
             looked = now
 
 
-_GOOD = (None, 0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+_GOOD = (None, 0, 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
 
 
 def check_heartbeats(ranks: Ranks, board: Any) -> None:
@@ -228,8 +228,8 @@ def _reports(ranks: Ranks) -> list[dict[str, Any]]:
     reports = []
     for number in range(len(ranks.processes)):
         path = ranks.run.rank(ranks.first + number) / "error.json"
-        with contextlib.suppress(OSError, json.JSONDecodeError):
-            report = json.loads(path.read_text())
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            report = read_json_file(path)
             if report["message"] != "another rank failed":
                 reports.append(report)
     return reports
@@ -258,7 +258,7 @@ def _relay(stream: IO[bytes], number: int) -> bool:
 
 
 def _forwarding(ranks: Ranks) -> Callable[[int, FrameType | None], None]:
-    """Ctrl-C and SIGTERM go to the first rank, which stops all of them in order.
+    """Ctrl-C, SIGTERM and SIGHUP go to the first rank, which stops all of them in order.
 
     Until it listens there is nothing to stop in order, and what it is sent could be lost in some
     module's import: `_watch` ends the ranks then.

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
+import time
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paceline.config.environment import Started
+from paceline.config.environment import SECRET, Started, shared_secret
 from paceline.errors import UserError
 from paceline.launch.checks import free_port
 
+if TYPE_CHECKING:
+    from paceline.exchange.store import SecureStore
+
 DEADLINE_SECONDS = 120.0
+LEAVE_SECONDS = 10.0
+"""How long the first process stays for those who have not yet read what it said."""
 RACE_SECONDS = 1800.0
 """Some hosts may race far longer than others."""
 
@@ -35,6 +42,10 @@ class Meeting(ABC):
     @abstractmethod
     def rendezvous(self) -> tuple[str, int]:
         """Where the first node's leader can listen; every process asks."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave, when all is agreed on."""
 
 
 class MpiMeeting(Meeting):
@@ -74,33 +85,53 @@ class MpiMeeting(Meeting):
 
         return agree_on_master(self._world)
 
+    def close(self) -> None:
+        """MPI ends with the process."""
+
 
 class StoreMeeting(Meeting):
-    """Over a store: torchrun's own, or one that the first process of a Slurm step opens."""
+    """Over a store that the first process opens, and answers only who knows the secret.
+
+    The secret is PACELINE_SECRET, or the key in the user's cache folder. torchrun has a store of
+    its own, which anybody can write: it tells the port and nothing else.
+    """
 
     def __init__(self, started: Started) -> None:
         super().__init__(started)
-        from torch._C._distributed_c10d import PrefixStore, TCPStore
-
         assert started.address is not None
         self._address = started.address
         try:
-            store = TCPStore(
-                started.address,
-                started.port,
-                None,
-                is_master=started.rank == 0 and not started.has_store,
-                timeout=datetime.timedelta(seconds=DEADLINE_SECONDS),
-                wait_for_workers=False,
-            )
-        except (RuntimeError, OSError) as error:
+            self._store = self._open(started, shared_secret())
+        except (RuntimeError, OSError, ValueError) as error:
             raise UserError(
                 f"process {started.rank} of {started.size} cannot meet the others at"
-                f" {started.address}:{started.port}: {str(error).splitlines()[0]}"
+                f" {started.address}: {str(error).splitlines()[0]}; hosts without a common home"
+                f" folder need the same {SECRET} (`openssl rand -hex 32` makes one)"
             ) from None
-        self._store = PrefixStore("paceline", store)
         self._store.set_timeout(datetime.timedelta(seconds=RACE_SECONDS))
         self._round = 0
+        self._is_left = False
+
+    def _open(self, started: Started, secret: str) -> SecureStore:
+        from paceline.exchange.store import SecureStore
+
+        first = started.rank == 0
+        if not started.has_store:
+            port = started.port
+            return SecureStore(self._address, port, secret, seconds=DEADLINE_SECONDS, serves=first)
+        from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+        seconds = datetime.timedelta(seconds=DEADLINE_SECONDS)
+        hints = PrefixStore(
+            "paceline",
+            TCPStore(self._address, started.port, None, is_master=False, timeout=seconds),
+        )
+        if first:
+            store = SecureStore(self._address, 0, secret, seconds=DEADLINE_SECONDS, serves=True)
+            hints.set("port", str(store.place[1]))
+            return store
+        port = read_port(hints.get("port"))
+        return SecureStore(self._address, port, secret, seconds=DEADLINE_SECONDS)
 
     def gather(self, value: Any) -> list[Any]:
         self._round += 1
@@ -111,6 +142,26 @@ class StoreMeeting(Meeting):
     def rendezvous(self) -> tuple[str, int]:
         port = self.share(free_port() if self.rank == 0 else None)
         return self._address, int(port)
+
+    def close(self) -> None:
+        """Leave; the first process, which has the store, last of all."""
+        if self._is_left:
+            return
+        self._is_left = True
+        with contextlib.suppress(RuntimeError):  # the first one has gone: it has failed
+            left = self._store.add("left", 1)
+            end = time.monotonic() + LEAVE_SECONDS
+            while self.rank == 0 and left < self.size and time.monotonic() < end:
+                time.sleep(0.01)
+                left = self._store.add("left", 0)
+        self._store.close()
+
+
+def read_port(text: bytes) -> int:
+    """A port from what anybody may have written; ValueError for anything else."""
+    if not text.isdigit() or len(text) > 5 or not 0 < int(text) < 2**16:
+        raise ValueError(f"{text[:20]!r} is no port")
+    return int(text)
 
 
 def open_meeting(started: Started) -> Meeting:

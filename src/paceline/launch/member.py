@@ -27,8 +27,8 @@ def main(run_path: str, silent: str) -> int:
     """Train this node; leave word in RUN/node-N/error.json of what went wrong."""
     die_with_parent(agent_process())
     # Until training takes them over there is nothing to save.
-    signal.signal(signal.SIGINT, _leave)
-    signal.signal(signal.SIGTERM, _leave)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
     run, context = RunDirectory(Path(run_path)), rank_context()
     try:
         from paceline.launch.node import run_node

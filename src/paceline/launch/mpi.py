@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
-from paceline.config.environment import TOKEN, lab_hosts
+from paceline.config.environment import SECRET, lab_hosts
 from paceline.errors import UserError
 from paceline.launch.engines import Command, Engine, Launch
 from paceline.schema.hosts import Place
@@ -64,7 +64,7 @@ class MpiEngine(Engine):
         if found is None:
             raise UserError(
                 "engine 'mpi' needs mpiexec, and there is none beside this Python or on PATH:"
-                " pip install 'paceline[mpi]' brings Open MPI, or use --engine torchrun"
+                " pip install 'paceline[mpi]' brings Open MPI, or use --engine ssh"
             )
         self.mpiexec = found
         self.root = os.getuid() == 0 if root is None else root
@@ -84,7 +84,7 @@ class MpiEngine(Engine):
         if network := launch.network or launch.interface:
             words += ["--mca", "btl_tcp_if_include", network]
             words += ["--prtemca", "prte_if_include", network]
-        words += ["-x", TOKEN, *_contexts(launch, "--host")]
+        words += ["-x", SECRET, *_contexts(launch, "--host")]
         return self._command(launch, words, hosts)
 
     def _mpich(self, launch: Launch) -> Command:
@@ -93,12 +93,12 @@ class MpiEngine(Engine):
         words += ["-bind-to", "none", "-genv", "UCX_TLS", "tcp,self"]
         if launch.interface is not None:
             words += ["-iface", launch.interface, "-genv", "UCX_NET_DEVICES", launch.interface]
-        words += ["-genvlist", TOKEN, *_contexts(launch, "-hosts")]
+        words += ["-genvlist", SECRET, *_contexts(launch, "-hosts")]
         return self._command(launch, words, hosts)
 
     def _command(self, launch: Launch, words: list[str], hosts: str) -> Command:
         return Command(
-            label="mpiexec", words=words, files={HOSTFILE: hosts}, variables=launch.secret
+            label="mpiexec", words=words, files={HOSTFILE: hosts}, variables=launch.variables
         )
 
 

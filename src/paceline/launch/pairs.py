@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
 import time
 from collections.abc import Callable, Collection
@@ -11,6 +10,7 @@ from typing import Any
 
 from paceline.launch.inspection import Asked, collect, with_remedy
 from paceline.schema.hosts import Host
+from paceline.secure.sealing import new_secret
 
 SECONDS = 0.4
 """How long bytes are sent in each direction of each pair."""
@@ -135,14 +135,15 @@ def measure_links(
     say: Callable[[str], None] = lambda text: None,
 ) -> Links:
     """Start `launch.links` on all hosts, and measure each direction of each pair in turn."""
-    token = secrets.token_hex(16)
+    secret = new_secret()
     asked: list[Asked] = []
     failures: dict[str, str] = {}
     try:
         for host in hosts:
             python = host.python or sys.executable
             try:
-                asked.append(Asked(host, [python, "-m", "paceline.launch.links", token]))
+                asked.append(Asked(host, [python, "-m", "paceline.launch.links"]))
+                asked[-1].tell({"secret": secret, "address": host.network_address})
             except OSError as error:
                 failures[host.name] = with_remedy(str(error))
         ports = {name: answer["port"] for name, answer in collect(asked, failures).items()}

@@ -48,19 +48,21 @@ def record_failure(run: RunDirectory, context: RankContext, error: BaseException
 
 
 def write_failure(folder: Path, context: RankContext, error: BaseException) -> None:
-    """Write error.json, as launchers read it."""
-    folder.mkdir(exist_ok=True)
-    write_json(
-        folder / "error.json",
-        {
-            "time": time.time(),
-            "rank": context.rank,
-            "kind": type(error).__name__,
-            "message": str(error),
-            "expected": isinstance(error, PacelineError),
-            "traceback": "".join(traceback.format_exception(error)),
-        },
-    )
+    """Write error.json, as launchers read it; where no room is left for it, say it at least."""
+    report = {
+        "time": time.time(),
+        "rank": context.rank,
+        "kind": type(error).__name__,
+        "message": str(error),
+        "expected": isinstance(error, PacelineError),
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+    try:
+        folder.mkdir(exist_ok=True)
+        write_json(folder / "error.json", report)
+    except OSError:
+        told = str(error) if report["expected"] else report["traceback"]
+        print(f"rank {context.rank}: {told}", file=sys.stderr, flush=True)
 
 
 def main(run_path: str) -> int:
@@ -70,7 +72,8 @@ def main(run_path: str) -> int:
     run = RunDirectory(Path(run_path))
     heed_signals(context)
     try:
-        return _train(run, context)
+        with run.explained():
+            return _train(run, context)
     except BaseException as error:
         record_failure(run, context, error)
         return 1
@@ -83,8 +86,8 @@ def heed_signals(context: RankContext) -> None:
     module's import. Training takes the signals over.
     """
     handler = _leave if context.is_first else signal.SIG_IGN
-    signal.signal(signal.SIGINT, handler)
-    signal.signal(signal.SIGTERM, handler)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, handler)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

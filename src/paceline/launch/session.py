@@ -13,15 +13,18 @@ from paceline.errors import WorkerError
 from paceline.launch import failures
 from paceline.launch.agent import MARKER
 from paceline.launch.channel import Message
+from paceline.launch.collect import Collecting, run_identity
 from paceline.launch.control import Control, Lost, addresses_towards
 from paceline.launch.engines import Engine, Launch, Running
-from paceline.launch.files import pieces_of, take_piece
+from paceline.launch.files import pieces_of
 from paceline.launch.joining import Joining, welcome_fields
 from paceline.launch.signals import Received, handled
 from paceline.run import RunDirectory
 from paceline.schema import Plan, Race, decode, encode, write_json
 from paceline.schema.hosts import Host, Hosts, Place
 from paceline.schema.machines import Machines
+from paceline.secure.addresses import own_addresses
+from paceline.secure.sealing import new_secret
 
 START_SECONDS = 120.0
 """Every agent must have come by then, counted from when the engine could start them."""
@@ -43,6 +46,8 @@ class Order:
     """Makes the plan when every agent is there; may ask them to race."""
     program: str = "paceline.launch.member"
     """The module that trains one node."""
+    continues: bool = False
+    """The run was begun before: it must have a checkpoint."""
     silent: bool = False
     say: Callable[[str], None] = print
     show: Callable[[str], None] = print
@@ -60,9 +65,13 @@ class Session:
     def __init__(self, order: Order, engine: Engine) -> None:
         self.order, self.engine = order, engine
         self.places: tuple[Place, ...] = order.hosts.places
-        self.control = Control(len(self.places))
+        hosts = [place.host.network_address for place in self.places]
+        # Where the engine chooses the hosts, nobody knows yet from where they will call.
+        self.addresses = own_addresses() if engine.places_nodes else addresses_towards(hosts)
+        self.control = Control(len(self.places), self.addresses)
         self.signals = Received()
         self.marker = secrets.token_hex(16)
+        self.identity = self.marker[:16]
         self.running: Running | None = None
         self.failures: list[tuple[int, Message | Lost]] = []
         self.first_ranks = [0] * len(self.places)
@@ -73,18 +82,15 @@ class Session:
         self.gone: set[int] = set()
         """Those of them that are lost."""
         self.joining: Joining | None = None
-        run = order.run.path
-        self.past = {
-            str(path.relative_to(run)): path.stat().st_size
-            for path in run.glob("rank-*/events.jsonl")
-        }
-        """What the run had seen before: hosts that share no files send what comes after it."""
+        self.collecting = Collecting(self)
 
     # --- the whole ------------------------------------------------------------
 
     def run(self) -> int:
         """Train; the first node's exit code, or an error that names host, rank and operation."""
+        self.identity = run_identity(self.order.run.path)
         with self.gathered():
+            self.collecting.fetch()
             plan = self.order.plan(self)
             write_json(self.order.run.plan, plan)
             return self.train(plan)
@@ -112,12 +118,11 @@ class Session:
 
     def start(self) -> None:
         """Have the engine start one agent per node."""
-        hosts = [place.host.network_address for place in self.places]
         launch = Launch(
             places=self.places,
-            addresses=tuple(addresses_towards(hosts)),
+            addresses=tuple(self.addresses),
             port=self.control.port,
-            token=self.control.token,
+            secret=self.control.secret,
             run=self.order.run.path.resolve(),
             name=decode_name(self.order.config),
             network=self.order.network,
@@ -195,6 +200,7 @@ class Session:
             address=self.places[0].host.network_address,
             port=self.free_port(),
             backend=backend,
+            secret=new_secret(),
         )
         answers = self.await_all("links", "measuring the network", None)
         return [decode(Machines, answer["links"]) for _, answer in sorted(answers.items())]
@@ -217,11 +223,13 @@ class Session:
         elif plan.exchange == "hogwild" and self.engine.backend == "gloo":
             self.spare = set(range(1, len(plan.nodes)))
         self.send_checkpoints()
+        self.collecting.begin()
         start = {
             "plan": encode(plan),
             "address": self.places[0].host.network_address,
             "port": self.free_port(),
             "backend": self.engine.backend,
+            "secret": new_secret(),
             "program": self.order.program,
             "silent": self.order.silent,
         }
@@ -229,6 +237,7 @@ class Session:
         self.joining = Joining(self, plan, start)
         self.training = True
         ends = self.await_all("end", "training", None)
+        self.collecting.check_all_came()
         return int(ends[0]["code"])
 
     def send_checkpoints(self) -> None:
@@ -252,12 +261,15 @@ class Session:
             self.joining.close()
         if self.running is not None:
             while time.monotonic() < deadline and not self.running.has_ended():
-                self.control.turn(0.05)
+                for node, message in self.control.turn(0.05)[0]:
+                    if self.collecting.hear(node, message) and len(self.signals.numbers) < 2:
+                        deadline = time.monotonic() + END_SECONDS  # what was written comes first
                 # mpiexec would wait for a lost host for minutes: those that live are enough.
                 if lost and not self.control.connected - lost:
                     break
             self.running.end()
         self.control.close()
+        self.collecting.say_what_stays()
 
     # --- watching -------------------------------------------------------------
 
@@ -305,10 +317,7 @@ class Session:
                 self.gone.add(node)
             elif message["kind"] == "error":
                 self.failures.append((node, message))
-            elif message["kind"] == "file":
-                past = self.past.get(message["path"], 0)
-                take_piece(self.order.run.path, message, after=past)
-            else:
+            elif not self.collecting.hear(node, message):
                 kept.append((node, message))
         if self.failures:
             self.fail()
@@ -350,6 +359,8 @@ class Session:
                     self.show(node, message)
                 elif message["kind"] == "error":
                     self.failures.append((node, message))
+                else:
+                    self.collecting.hear(node, message)
         node, cause = min(self.failures, key=lambda failure: failures.order(failure[1]))
         if isinstance(cause, Lost):
             raise WorkerError(f"{self.lost_sentence(cause)}; the run was ended")

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from paceline.errors import UserError
 from paceline.launch.inspection import with_remedy
 from paceline.launch.ssh import ssh_words
-from paceline.launch.wheelhouse import by_index, last_error
+from paceline.launch.wheelhouse import by_index, hashed_requirements, last_error
 from paceline.schema.hosts import Host
 
 TARGET = "~/.local/share/paceline/environment"
@@ -201,23 +201,19 @@ class HostSetup:
 
     def install_packages(self, target: str) -> None:
         recipe = self.recipe
-        wheels = ["--find-links", f"{target}/wheels"]
-        groups = [(["--no-index"], list(recipe.requirements))]
-        if not recipe.offline:
-            groups = by_index(recipe.requirements, recipe.index)
-        origin = "the copied wheels" if recipe.offline else "the internet"
+        what = f"{len(recipe.requirements)} packages from"
+        if recipe.offline:
+            self.step(f"{what} the copied wheels", _install_wheels(target, recipe.wheels))
+            return
+        groups = by_index(recipe.requirements, recipe.index)
         self.step(
-            f"{len(recipe.requirements)} packages from {origin}",
-            " && ".join(
-                f"{_pip(target)} {shlex.join([*wheels, *options, *names])}"
-                for options, names in groups
-            ),
+            f"{what} the internet",
+            " && ".join(f"{_pip(target)} {shlex.join([*o, *names])}" for o, names in groups),
         )
 
     def install_paceline(self, target: str, site: str) -> None:
         recipe = self.recipe
-        wheel = shlex.quote(f"{target}/wheels/{recipe.paceline.name}")
-        script = f"{_pip(target)} --no-index --force-reinstall {wheel}"
+        script = _install_wheels(target, (recipe.paceline,), "--force-reinstall")
         if recipe.packages == "there":
             packages = f"{target}/lib/python{_minor()}/site-packages/paceline-packages.pth"
             script += f" && printf '%s\\n' {shlex.quote(site)} > {shlex.quote(packages)}"
@@ -279,6 +275,15 @@ def run_there(
 def _pip(target: str) -> str:
     python = shlex.quote(f"{target}/bin/python")
     return f"{python} -m pip install --quiet --no-deps --disable-pip-version-check"
+
+
+def _install_wheels(target: str, wheels: tuple[Path, ...], *options: str) -> str:
+    """Shell words that install wheels that were sent, if they are what was sent."""
+    folder = f"{target}/wheels"
+    lines = shlex.quote(hashed_requirements(wheels, folder))
+    place = shlex.quote(f"{folder}/hashes.txt")
+    words = shlex.join(["--no-index", "--require-hashes", *options, "-r"])
+    return f"printf '%s' {lines} > {place} && {_pip(target)} {words} {place}"
 
 
 def _write(path: str, content: dict[str, str]) -> str:

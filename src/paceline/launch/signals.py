@@ -8,12 +8,25 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 
+from paceline.text import leave_terminal
+
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Have both signals handled like this for a while; not at all outside the main thread."""
+    """Have them handled like this for a while; not at all outside the main thread.
+
+    SIGHUP only where it is not ignored, as it is under nohup.
+    """
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            leave_terminal()
+        handler(number, frame)
+
+    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    numbers = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hangs_up else []))
     try:
-        before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, handle) for number in numbers}
     except ValueError:  # not in the main thread: Python allows no handlers
         yield
         return
@@ -26,13 +39,13 @@ def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
 
 @dataclass
 class Received:
-    """Ctrl-C and SIGTERM while hosts are at work."""
+    """Ctrl-C, SIGTERM and SIGHUP while hosts are at work."""
 
     numbers: list[int] = field(default_factory=list)
     passed_on: int = 0
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """The handler of both."""
+        """The handler of all."""
         self.numbers.append(number)
 
     def fresh(self) -> int | None:

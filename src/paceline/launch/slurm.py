@@ -33,14 +33,22 @@ class SlurmEngine(Engine):
         srun = ["srun", "--ntasks", tasks, "--kill-on-bad-exit=1", *self._binding()]
         if self.inside:
             words = [*srun, *self.options, *launch.agent()]
-            return [Command(label="srun", words=words, variables=launch.secret)]
+            return [Command(label="srun", words=words, variables=launch.variables)]
         lines = ["#!/bin/sh", f"#SBATCH --job-name={_plain(launch.name)}"]
         lines += [f"#SBATCH --ntasks={tasks}", f"#SBATCH --output={launch.run}/slurm-%j.out"]
         lines += [f"#SBATCH {option}" for option in self.options]
-        lines += ["", *(f"export {name}={value}" for name, value in launch.secret.items())]
-        lines += [f"exec {shlex.join([*srun, *launch.agent()])}", ""]
-        words = ["sbatch", "--parsable", str(launch.run / SCRIPT)]
-        return [Command(label="sbatch", words=words, files={SCRIPT: "\n".join(lines)})]
+        last = f"exec {shlex.join([*srun, *launch.agent()])}\n"
+        # What Slurm gets, and keeps to itself, has a line more than what lies in the run directory.
+        exported = "".join(f"export {name}={value}\n" for name, value in launch.variables.items())
+        text = "\n".join([*lines, "", ""])
+        return [
+            Command(
+                label="sbatch",
+                words=["sbatch", "--parsable"],
+                files={SCRIPT: text + last},
+                told=text + exported + last,
+            )
+        ]
 
     def _binding(self) -> list[str]:
         # Several tasks may share a host: the agents divide its cores themselves.
@@ -56,9 +64,8 @@ class Job(Running):
 
     def __init__(self, command: Command, run: Path) -> None:
         for name, text in command.files.items():
-            (run / name).touch(mode=0o700)  # it holds the token
             (run / name).write_text(text)
-        done = _slurm(command.words)
+        done = _slurm(command.words, command.told)
         if done.returncode != 0:
             words = " ".join((done.stderr or done.stdout).split())
             raise UserError(
@@ -105,9 +112,9 @@ class Job(Running):
                 time.sleep(0.1)
 
 
-def _slurm(words: list[str]) -> subprocess.CompletedProcess[str]:
+def _slurm(words: list[str], told: str = "") -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=_PATIENCE)
+        return subprocess.run(words, input=told, capture_output=True, text=True, timeout=_PATIENCE)
     except OSError as error:
         raise UserError(
             f"{words[0]} cannot be started ({error.strerror}): engine 'slurm' needs Slurm's"

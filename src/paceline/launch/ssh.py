@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
-import socket
 
-from paceline.config.environment import TOKEN
+from paceline.config.environment import SECRET
 from paceline.launch.engines import Command, Engine, Launch
 from paceline.schema.hosts import Host
+from paceline.secure.addresses import own_addresses, resolved
 
 OPTIONS = (
     # No one is there to answer a question, and a dead link must show.
@@ -28,34 +27,23 @@ def ssh_words(host: Host, command: list[str]) -> list[str]:
 
 
 def on_host(host: Host, label: str, words: list[str], launch: Launch) -> Command:
-    """A command that finds the launcher's token in its environment, by ssh where need be.
+    """A command that finds the run's secret in its environment, by ssh where need be.
 
-    Through ssh the token comes as the first line of the input: neither end shows it to others.
+    Through ssh it comes as the first line of the input: neither end shows it to others.
     """
     if is_here(host.network_address):
-        return Command(label=label, words=words, variables=launch.secret)
-    told = f'IFS= read -r {TOKEN} && export {TOKEN} && exec "$@"'
+        return Command(label=label, words=words, variables=launch.variables)
+    told = f'IFS= read -r {SECRET} && export {SECRET} && exec "$@"'
     return Command(
         label=label,
         words=ssh_words(host, ["sh", "-c", told, "sh", *words]),
-        first_line=launch.token,
+        told=f"{launch.secret}\n",
     )
 
 
 def is_here(address: str) -> bool:
     """Whether an address is one of this machine's own interfaces."""
-    import psutil
-
-    with contextlib.suppress(OSError):
-        found = {entry[4][0] for entry in socket.getaddrinfo(address, None, socket.AF_INET)}
-        own = {
-            entry.address
-            for entries in psutil.net_if_addrs().values()
-            for entry in entries
-            if entry.family == socket.AF_INET
-        }
-        return bool(found & own)
-    return False
+    return bool(resolved(address) & set(own_addresses()))
 
 
 class SshEngine(Engine):

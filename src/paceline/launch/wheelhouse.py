@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import quote
 
 import paceline
 from paceline.errors import UserError
@@ -100,6 +101,20 @@ def fill_wheelhouse(commands: list[list[str]]) -> None:
                 f"the wheelhouse could not be filled: {last_error(done.stderr)}; put the missing"
                 " wheels there by hand, or name an index with --index"
             )
+
+
+def hashed_requirements(wheels: Sequence[Path], folder: str) -> str:
+    """Lines for `pip install --require-hashes`: these wheels, as they lie here, in `folder` there.
+
+    What is installed is then what this machine has sent, whatever became of it on the way.
+    """
+    lines = []
+    for path in wheels:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        name = plain_name(path.name.split("-")[0])
+        lines.append(f"{name} @ file://{quote(f'{folder}/{path.name}')} --hash=sha256:{digest}\n")
+    return "".join(lines)
 
 
 def last_error(text: str) -> str:

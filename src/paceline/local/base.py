@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -10,10 +12,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map_only
 
-from paceline.errors import PacelineError
+from paceline.errors import DataError, PacelineError, StrategyError, UnsupportedError
+from paceline.local.gradient_hooks import refuse_shared_memory
 from paceline.local.single_pixel import use_single_pixels
+from paceline.local.still import settle, still
 from paceline.local.tiles import check_bf16
+from paceline.models.extra_state import has_extra_state
 from paceline.schema import NodePlan, RankContext
 from paceline.schema.events import SpanName
 
@@ -49,8 +56,12 @@ class Job:
     clip_norm: float | None = None
     seed: int = 0
     sample_shape: tuple[int, ...] = ()
+    sample_type: torch.dtype | None = None
+    """Of one input as the data gives it; None where nobody has looked."""
     batch_size: int = 1
-    """Samples per global batch, the last and smaller one of an epoch aside."""
+    """Samples per batch of this node, the last and smaller one of an epoch aside."""
+    last_batch: int = 0
+    """Samples of that last one, where it is smaller; 0 if there is none."""
     board: Board | None = None
     """Shared by the ranks of a node; None when there is only one."""
     arena: Arena | None = None
@@ -64,6 +75,8 @@ class Job:
     nodes: int = 1
     first_worker: int = 0
     """The number of this node's first worker among the workers of all nodes."""
+    still: bool = False
+    """Without chance, and without statistics of a batch: to be held against another training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +85,8 @@ class StepResult:
 
     loss_sum: float
     """Sum of the losses of the samples whose loss this rank computed."""
-    correct: int
+    correct: float
+    """Samples that were classified correctly; NaN where there are no classes."""
     samples: int
     """Samples whose loss this rank computed; 0 on ranks that compute none."""
 
@@ -102,6 +116,11 @@ class LocalStrategy(ABC):
     def workers(self) -> int:
         """Into how many parts the node's share is divided among ranks."""
         return 1
+
+    @functools.cached_property
+    def least(self) -> int:
+        """Fewest samples that a part of a batch may have, if it has any (see `least_part`)."""
+        return least_part(self.model)
 
     @property
     def reads_inputs(self) -> bool:
@@ -152,16 +171,25 @@ class LocalStrategy(ABC):
 
 def autocast(job: Job) -> contextlib.AbstractContextManager[Any]:
     """The context in which the forward pass runs."""
+    cast: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if job.precision == "bf16":
         if job.device.type == "cpu":
             check_bf16()
-        return torch.autocast(job.device.type, dtype=torch.bfloat16)
-    return contextlib.nullcontext()
+        cast = torch.autocast(job.device.type, dtype=torch.bfloat16)
+    return _stilled(cast) if job.still else cast
 
 
-def full_precision(outputs: torch.Tensor) -> torch.Tensor:
+@contextlib.contextmanager
+def _stilled(cast: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+    with cast, still():
+        yield
+
+
+def full_precision(outputs: Any) -> Any:
     """Outputs as the loss takes them: a loss summed in bf16 would lose most of its digits."""
-    return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+    if isinstance(outputs, torch.Tensor):
+        return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+    return tree_map_only(torch.Tensor, full_precision, outputs)
 
 
 def layout(job: Job, tensor: torch.Tensor) -> torch.Tensor:
@@ -171,13 +199,58 @@ def layout(job: Job, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(job.device)
 
 
+def scored(model: nn.Module, inputs: torch.Tensor) -> Any:
+    """The model's outputs for an evaluation, in which no gradients are kept.
+
+    A model that takes derivatives itself (`autograd.grad` in its forward) gets them there too.
+    """
+    try:
+        return model(inputs)
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+    with torch.enable_grad():
+        outputs = model(inputs)
+    return tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
+
+
 def prepare_model(job: Job) -> nn.Module:
     """The model on its device, in its memory format, in training mode."""
     model = job.build_model().to(job.device)
+    _refuse_copies(model, job)
     use_single_pixels(model)
     if job.memory_format == "channels_last":
+        refuse_shared_memory(model, "numerics.memory_format = 'channels_last'")
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return model.train()
+    model.train()
+    if job.still:
+        settle(model)
+    return model
+
+
+def _refuse_copies(model: nn.Module, job: Job) -> None:
+    """Some models cannot be copied so that the copies are one model to train."""
+    if job.node.strategy in ("sequential", "threads") and job.nodes == 1:
+        return
+    if has_extra_state(model):
+        reason = "has a state of its own (get_extra_state), which copies of it do not share"
+    elif any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        reason = "is TorchScript, whose copies keep their gradients to themselves"
+    else:
+        return
+    raise StrategyError(
+        f"the model ({type(model).__name__}) {reason}: train it on one machine with"
+        " local.strategy = 'threads'"
+    )
+
+
+def least_part(model: nn.Module) -> int:
+    """Fewest samples that a worker's part may have: BatchNorm cannot normalise a single one.
+
+    >>> least_part(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))), least_part(nn.Linear(2, 2))
+    (2, 1)
+    """
+    return 2 if any(isinstance(layer, _BatchNorm) for layer in model.modules()) else 1
 
 
 def seed_step(seed: int, step: int, worker: int) -> None:
@@ -197,11 +270,27 @@ def step_seed(seed: int, step: int, worker: int) -> int:
     return (value ^ (value >> 31)) % 2**63
 
 
-def count_correct(outputs: torch.Tensor, targets: torch.Tensor) -> int:
-    """How many samples the model got right; 0 where outputs are not scores of classes."""
-    if outputs.dim() != 2 or targets.dim() != 1 or targets.is_floating_point():
-        return 0
-    return int((outputs.detach().argmax(dim=1) == targets).sum().item())
+def are_classes(outputs: Any, targets: Any) -> bool:
+    """Whether outputs are scores of classes and targets their numbers, so that accuracy exists."""
+    return (
+        isinstance(outputs, torch.Tensor)
+        and isinstance(targets, torch.Tensor)
+        and outputs.dim() == 2
+        and outputs.shape[1] > 1
+        and targets.shape == outputs.shape[:1]
+        and not (targets.is_floating_point() or targets.is_complex())
+    )
+
+
+def count_correct(outputs: Any, targets: torch.Tensor) -> float:
+    """How many samples the model got right; NaN, as every sum over it, where there are no classes.
+
+    >>> count_correct(torch.eye(3), torch.tensor([0, 1, 0]))
+    2.0
+    """
+    if not are_classes(outputs, targets):
+        return math.nan
+    return float((outputs.detach().argmax(dim=1) == targets).sum().item())
 
 
 def mean_loss_part(loss: torch.Tensor, count: int, total: int) -> torch.Tensor:
@@ -228,11 +317,13 @@ def gradients(
     if worker is not None:
         seed_step(job.seed, step, job.first_worker + worker)
     inputs, targets = layout(job, inputs), targets.to(job.device)
-    with _users_code(inputs, targets):
+    with _users_code(model, inputs, targets):
         with autocast(job):
             outputs = full_precision(model(inputs))
         loss = job.loss(outputs, targets)
-    mean_loss_part(loss, count, total).backward()  # type: ignore[no-untyped-call]
+    # A model may run its forward pass again under the backward one (checkpointing).
+    with still() if job.still else contextlib.nullcontext():
+        mean_loss_part(loss, count, total).backward()  # type: ignore[no-untyped-call]
     return StepResult(
         loss_sum=float(loss.detach()) * count,
         correct=count_correct(outputs, targets),
@@ -241,17 +332,43 @@ def gradients(
 
 
 @contextlib.contextmanager
-def _users_code(inputs: torch.Tensor, targets: torch.Tensor) -> Iterator[None]:
+def _users_code(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> Iterator[None]:
     """Say of an error that it came out of the model or the loss, and on what."""
     try:
         yield
     except Exception as error:
-        if not isinstance(error, PacelineError):
-            error.add_note(
-                f"raised by the model or the loss, on inputs of shape {list(inputs.shape)} and"
-                f" targets of shape {list(targets.shape)}"
-            )
+        if isinstance(error, PacelineError):
+            raise
+        if len(targets) == 1 and is_about_one_sample(error):
+            raise DataError(one_sample(error)) from error
+        weights = next((p.dtype for p in model.parameters()), inputs.dtype)
+        if isinstance(error, RuntimeError) and "type" in str(error) and inputs.dtype != weights:
+            reason = " ".join(str(error).split())
+            raise DataError(
+                f"the model's weights are {weights} and its inputs {inputs.dtype}, which do not go"
+                f" together ({reason}): let the dataset give {weights}, as x.float() does (bytes"
+                " also divided by 255, as a rule), or convert them in the model"
+            ) from error
+        error.add_note(
+            f"raised by the model or the loss, on inputs of shape {list(inputs.shape)} and"
+            f" targets of shape {list(targets.shape)}"
+        )
         raise
+
+
+def is_about_one_sample(error: BaseException) -> bool:
+    """Whether BatchNorm says that a single sample has no variance."""
+    return isinstance(error, ValueError) and "more than 1 value per channel" in str(error)
+
+
+def one_sample(error: BaseException) -> str:
+    """What to do where a whole batch is one sample that BatchNorm cannot normalise."""
+    reason = str(error).split("\n")[0]
+    return (
+        f"a batch of 1 sample cannot be normalised by BatchNorm ({reason}): choose a"
+        " workload.batch_size that leaves no single sample at the end of an epoch, or leave one"
+        " sample out with data.limit"
+    )
 
 
 def scale_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
@@ -263,4 +380,10 @@ def scale_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
 def clip_gradients(parameters: Iterable[torch.Tensor], limit: float | None) -> None:
     """Shorten the whole gradient to `limit` where it is longer."""
     if limit is not None:
-        torch.nn.utils.clip_grad_norm_(parameters, limit)
+        listed = list(parameters)
+        if any(p.grad is not None and p.grad.layout is not torch.strided for p in listed):
+            raise UnsupportedError(
+                "optimizer.clip_norm needs dense gradients, but one is sparse: leave it out, or"
+                " make the layer with sparse=False"
+            )
+        torch.nn.utils.clip_grad_norm_(listed, limit)

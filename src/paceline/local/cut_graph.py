@@ -7,9 +7,10 @@ copied, so what a stage trains is what the whole model holds.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,16 @@ import torch
 from torch import fx, nn
 
 from paceline.errors import StrategyError, unknown_name
+from paceline.local.faithful import (
+    UntraceableError,
+    backward_nodes,
+    compare,
+    training_pass,
+    untouched,
+)
+
+_FEW = 4
+"""Samples on which a trace for any batch size is held against the model."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +37,7 @@ class Value:
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool
+    """Its gradient is part of the model's: not before a `no_grad` block, or for integers."""
 
     @property
     def nbytes(self) -> int:
@@ -158,6 +170,14 @@ class ModelGraph:
                     found.append(value)
         return found
 
+    @property
+    def signature(self) -> list[tuple[str, ...]]:
+        """The operations with the numbers they are given, but for sizes: those are whole."""
+        return [
+            (node.op, str(node.target), *(str(n) for n in _fractions((node.args, node.kwargs))))
+            for node in self.order
+        ]
+
     # --- stages ---------------------------------------------------------------
 
     def stage(self, first: int, end: int) -> fx.GraphModule:
@@ -210,20 +230,22 @@ class ModelGraph:
         )
 
 
+def _fractions(arguments: Any) -> list[float]:
+    found: list[float] = []
+    fx.node.map_aggregate(arguments, lambda a: found.append(a) if isinstance(a, float) else None)
+    return found
+
+
 def _single_output(node: fx.Node) -> fx.Node:
     result = node.args[0]
     if isinstance(result, tuple | list) and len(result) == 1:
         result = result[0]
     if not isinstance(result, fx.Node):
-        raise _UntraceableError("it gives back more than one tensor")
+        raise UntraceableError("it gives back more than one tensor")
     return result
 
 
 # --- tracing ------------------------------------------------------------------
-
-
-class _UntraceableError(Exception):
-    """This way of tracing does not give a graph that can be cut."""
 
 
 class _Children(fx.Tracer):
@@ -247,7 +269,7 @@ def _erase_checks(graph: fx.Graph, node: fx.Node) -> None:
     """Drop an argument that has its default, with the checks that FX adds for it."""
     for user in list(node.users):
         if user.op == "output":
-            raise _UntraceableError("it gives back one of its optional arguments")
+            raise UntraceableError("it gives back one of its optional arguments")
         _erase_checks(graph, user)
     graph.erase_node(node)
 
@@ -274,6 +296,9 @@ def trace(
     can always be cut between its layers. `torch.export` follows what FX cannot
     (conditions on shapes, layers that are large inside), for one batch size.
     """
+    model_pass = functools.cache(
+        lambda size: training_pass(model, dict(model.named_parameters()), sample[:size], context)
+    )
     ways: list[tuple[Callable[[], fx.GraphModule], bool]] = [
         (lambda: _symbolic(model, fx.Tracer()), True)
     ]
@@ -285,7 +310,12 @@ def trace(
         try:
             module = way()
             graph = ModelGraph(module, probe(module, sample, context), any_size=any_size)
-            _compare(model, module, sample, context)
+            size = min(_FEW, len(sample)) if any_size else len(sample)
+            traced = training_pass(module, dict(model.named_parameters()), sample[:size], context)
+            compare(model_pass(size), traced, dict(model.named_parameters()))
+        except UntraceableError as error:
+            reasons.insert(0, str(error))
+            continue
         except Exception as error:  # tracing runs the model's own code: anything may come out
             reasons.append(str(error).strip().split("\n")[0])
             continue
@@ -299,36 +329,26 @@ def trace(
     )
 
 
-def _compare(
-    model: nn.Module,
-    module: fx.GraphModule,
-    sample: torch.Tensor,
-    context: Callable[[], contextlib.AbstractContextManager[Any]],
-) -> None:
-    """Tracing follows one path through the model's code: make sure that it is the whole of it."""
-    outputs = []
-    for each in (model, module):
-        with untouched(each), context(), torch.no_grad():
-            torch.manual_seed(0)
-            result = each(sample)
-        outputs.append(result[0] if isinstance(result, tuple | list) else result)
-    if not torch.allclose(outputs[0], outputs[1], rtol=1e-3, atol=1e-4, equal_nan=True):
-        raise _UntraceableError("its traced operations give other outputs than the model itself")
-
-
 class _Recorder(fx.Interpreter):
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
-        self.values: dict[str, Value | None] = {}
+        self.results: dict[str, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
-        self.values[n.name] = (
-            Value(tuple(result.shape), result.dtype, result.requires_grad)
-            if isinstance(result, torch.Tensor)
-            else None
-        )
+        self.results[n.name] = result
         return result
+
+    def values(self, output: Any) -> dict[str, Value | None]:
+        """What every operation gave; a value needs a gradient only if the output has one for it."""
+        output = output[0] if isinstance(output, tuple | list) else output
+        flowing = backward_nodes(output) if isinstance(output, torch.Tensor) else set()
+        return {
+            name: Value(tuple(each.shape), each.dtype, each.grad_fn in flowing)
+            if isinstance(each, torch.Tensor)
+            else None
+            for name, each in self.results.items()
+        }
 
 
 def probe(
@@ -339,24 +359,5 @@ def probe(
     """Shape and type of every value, from one run on a sample that leaves nothing changed."""
     recorder = _Recorder(module)
     with untouched(module), context():
-        recorder.run(sample)
-    return recorder.values
-
-
-@contextlib.contextmanager
-def untouched(module: nn.Module) -> Iterator[None]:
-    """Run a model without changing its buffers (running statistics) or the random numbers."""
-    kept = [
-        (owner, name, buffer)
-        for owner in module.modules()
-        for name, buffer in owner._buffers.items()
-        if buffer is not None
-    ]
-    for owner, name, buffer in kept:
-        owner._buffers[name] = buffer.clone()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        for owner, name, buffer in kept:
-            owner._buffers[name] = buffer
+        output = recorder.run(sample.clone())
+    return recorder.values(output)

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from paceline.local.cut_graph import ModelGraph, Value, untouched
+from paceline.local.cut_graph import ModelGraph, Value
 from paceline.local.cutting import choose_cuts
+from paceline.local.faithful import untouched
 
 _ROUNDS = 3
 _SECONDS = 5.0
@@ -94,7 +95,7 @@ def operation_times(
         with untouched(graph.module), context():
             for number in range(_ROUNDS + 1):
                 timer = _Timer(graph.module)
-                timer.run(sample)
+                timer.run(sample.clone())
                 if number > 0:
                     rounds.append([timer.seconds[node.name] for node in graph.order])
                 if number > 0 and time.perf_counter() - start > _SECONDS:

@@ -98,20 +98,26 @@ def _why_not(cut_bytes: Sequence[float], stages: int, limit: float, needed: floa
     )
 
 
-def micro_batch_count(samples: int, wanted: int) -> int:
+def micro_batch_count(samples: int, wanted: int, least: int = 1) -> int:
     """How many equal micro-batches `samples` are divided into, as near to `wanted` as can be.
 
     The shapes between stages are fixed for an update, so all of its micro-batches
-    have the same size: the count is a divisor of `samples`, the largest one up to
-    `wanted`, or where that is less than half of it, the smallest up to twice `wanted`.
+    have the same size, of `least` samples or more: the count is a divisor of `samples`, the
+    largest one up to `wanted`, or where that is less than half of it, the smallest up to twice
+    `wanted`.
 
     >>> [micro_batch_count(samples, 4) for samples in (128, 30, 125, 127, 2)]
     [4, 3, 5, 1, 2]
+    >>> micro_batch_count(7, 4), micro_batch_count(7, 4, least=2)
+    (7, 1)
     """
+    most = max(1, samples // least)
+    wanted = min(wanted, most)
     below = max(m for m in range(1, wanted + 1) if samples % m == 0)
-    if 2 * below >= wanted or samples <= wanted:
+    if 2 * below >= wanted:
         return below
-    return next((m for m in range(wanted + 1, 2 * wanted + 1) if samples % m == 0), below)
+    largest = min(2 * wanted, most)
+    return next((m for m in range(wanted + 1, largest + 1) if samples % m == 0), below)
 
 
 def cut_points(model: nn.Module, sample: torch.Tensor) -> list[str]:

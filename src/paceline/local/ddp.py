@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.local.base import Job, StepResult, gradients, prepare_model
 from paceline.local.cores import set_threads
+from paceline.local.gradient_hooks import GradientHooks
 from paceline.local.group import init_gloo
 from paceline.local.whole import WholeOptimizer, WorkerPerRank
 
@@ -30,7 +31,9 @@ class DistributedProcesses(WorkerPerRank, WholeOptimizer):
         set_threads(job.node.threads)
         init_gloo(job)
         self._model = prepare_model(job)
-        self._parallel = DistributedDataParallel(self._model)
+        self._hooks = GradientHooks(dict(self._model.named_parameters()))
+        # A parameter may take no part in an update, here or on every rank.
+        self._parallel = DistributedDataParallel(_Part(self._model), find_unused_parameters=True)
         # The parts are weighted with their samples already: the sum is the mean.
         self._parallel.register_comm_hook(None, _sum)
         self._optimize(self._model)
@@ -44,16 +47,35 @@ class DistributedProcesses(WorkerPerRank, WholeOptimizer):
     ) -> StepResult:
         if len(targets) == 0:
             # Nothing to add, but the others wait for this rank's part of the sum.
-            (self._parallel(inputs).sum() * 0.0).backward()
+            self._parallel(inputs).backward()
             result = StepResult(loss_sum=0.0, correct=0, samples=0)
         else:
             result = gradients(self.job, self._parallel, inputs, targets, total, step, self.worker)
+        for name, parameter in self._named:
+            if name in self._hooks.names and parameter.grad is not None:
+                parameter.grad = self._hooks.run(name, parameter.grad)
         self._apply()
         return result
+
+    def close(self) -> None:
+        self._hooks.close()
 
     def prepare_evaluation(self) -> None:
         for buffer in self._model.buffers():
             dist.broadcast(buffer, 0)
+
+
+class _Part(nn.Module):
+    """The model on a rank's part of a batch; of an empty part nothing is computed."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        # DDP begins to sum when it sees a gradient: on an empty part that of this one.
+        self.nothing = nn.Parameter(torch.zeros(1))
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.model(inputs) if len(inputs) else self.nothing.sum()
 
 
 def _sum(state: Any, bucket: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import datetime
+import socket
 import statistics
 import time
 from collections.abc import Sequence
@@ -37,13 +38,16 @@ def init_gloo(job: Job) -> None:
     timeout = datetime.timedelta(seconds=board.deadline)
     store: TCPStore | None = None
     if board.rank == 0:
+        # Left to itself, torch's store listens to the whole world, whatever address it is given.
+        listener = socket.create_server(("127.0.0.1", 0), backlog=board.ranks)
         store = TCPStore(
             "127.0.0.1",
-            0,
+            listener.getsockname()[1],
             board.ranks,
             is_master=True,
             timeout=timeout,
             wait_for_workers=False,
+            master_listen_fd=listener.detach(),
         )
     port = int(board.sum([float(store.port) if store is not None else 0.0], "rendezvous")[0])
     if store is None:

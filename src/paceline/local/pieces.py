@@ -9,17 +9,21 @@ read (R-1)/R times, and the update itself is divided by R.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from paceline.errors import StrategyError
 from paceline.local.base import Job, OptimizerState, scale_rate
+from paceline.local.gradient_hooks import GradientHooks
 from paceline.local.rounded import RoundedWeights
-from paceline.local.shared import LINE, SharedModel, memory_view
+from paceline.local.shared import ABSENT, FULL, HALF, LINE, SharedModel, memory_view, shaped
 
 _UNIT = LINE // 4
+COUNTER = "step"
+"""The one entry of the optimizers by name that is not as large as its parameter."""
 _CHUNK = 196608
 """Elements that are turned into fp32 and added before the next: they stay in the cache."""
 
@@ -33,11 +37,17 @@ class Piece:
     end: int
 
 
-def divide(sizes: Sequence[tuple[str, int]], ranks: int) -> list[list[Piece]]:
+def divide(
+    sizes: Sequence[tuple[str, int]], ranks: int, whole: Collection[str] = ()
+) -> list[list[Piece]]:
     """Cut parameters, laid end to end, into one list of pieces per rank of equal size.
+
+    Those in `whole` are not cut: the rank has them in whose piece they begin.
 
     >>> divide([("a", 40), ("b", 24)], 2)[1]
     [Piece(name='a', start=32, end=40), Piece(name='b', start=0, end=24)]
+    >>> divide([("a", 40), ("b", 24)], 2, whole=["a"])[1]
+    [Piece(name='b', start=0, end=24)]
     """
     total = sum(size for _, size in sizes)
     bounds = [round(total * rank / ranks / _UNIT) * _UNIT for rank in range(ranks)] + [total]
@@ -46,6 +56,8 @@ def divide(sizes: Sequence[tuple[str, int]], ranks: int) -> list[list[Piece]]:
     for name, size in sizes:
         for rank in range(ranks):
             start, end = max(at, bounds[rank]), min(at + size, bounds[rank + 1])
+            if name in whole:
+                start, end = (at, at + size) if start == at < end else (at, at)
             if start < end:
                 result[rank].append(Piece(name, start - at, end - at))
         at += size
@@ -62,14 +74,15 @@ class PieceUpdate:
         *,
         names: Sequence[str],
         group: Sequence[int],
+        hooks: GradientHooks,
         rounded: RoundedWeights | None = None,
     ) -> None:
         """`names`: the parameters; `group`: the local ranks that all compute their gradients."""
-        self.rounded = rounded
+        self.rounded, self.hooks = rounded, hooks
         self.shared, self.job, self.board = shared, job, shared.board
         self.names, self.group = list(names), list(group)
         sizes = [(name, shared.parameters[name].numel()) for name in names]
-        divided = divide(sizes, len(self.group))
+        divided = divide(sizes, len(self.group), whole=hooks.names)
         mine = self.group.index(self.board.rank)
         self._own = divided[mine]
         self._foreign: dict[str, list[Piece]] = {name: [] for name in names}
@@ -98,19 +111,17 @@ class PieceUpdate:
         """Copy to shared memory what other ranks own of a parameter's gradient."""
         self._published.add(name)
         gradient = self._gradient(name)
-        kind = torch.float32 if gradient is None else gradient.dtype
-        self.shared.say_published(name, kind)
+        if gradient is None:
+            self.shared.say_published(name, ABSENT)
+            return
+        self.shared.say_published(name, HALF if gradient.dtype is torch.bfloat16 else FULL)
         for piece in self._foreign[name]:
-            place = self._place(self.board.rank, piece)
-            if gradient is None:
-                place.zero_()
-            else:
-                place.copy_(gradient[piece.start : piece.end])
+            self._place(self.board.rank, piece).copy_(gradient[piece.start : piece.end])
 
     def _place(self, rank: int, piece: Piece) -> torch.Tensor:
         """Where a rank publishes a piece; if in bf16, then in the first half of its room."""
         place = self._slice(self.shared.gradients(rank), piece)
-        if self.shared.published_in_bf16(rank, piece.name):
+        if self.shared.published(rank, piece.name) == HALF:
             return place.view(torch.bfloat16)[: piece.end - piece.start]
         return place
 
@@ -121,6 +132,11 @@ class PieceUpdate:
         found = parameter.grad
         if twin is not None and twin.grad is not None:
             found = twin.grad if found is None else found + twin.grad
+        if found is not None and found.layout is not torch.strided:
+            raise StrategyError(
+                f"the gradient of {name} is sparse, but ranks of one node add up dense ones: use"
+                " local.strategy = 'threads', or make the layer with sparse=False"
+            )
         return None if found is None else memory_view(found, parameter)
 
     def publish_while_computing(self) -> None:
@@ -153,6 +169,7 @@ class PieceUpdate:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self.hooks.close()
         if self.rounded is not None:
             self.rounded.close()
 
@@ -169,6 +186,7 @@ class PieceUpdate:
             weight.grad = self._summed(piece)
         if self.job.nodes > 1:
             self._agree_with_other_nodes()
+        self._run_hooks()
         with self.job.span("optimizer"):
             self._clip()
             if self.optimizer is not None:
@@ -191,8 +209,8 @@ class PieceUpdate:
         """
         region = self.shared.gradients(0)
         for weight, piece in zip(self._weights, self._own, strict=True):
-            assert weight.grad is not None
-            self._slice(region, piece).copy_(weight.grad)
+            place = self._slice(region, piece)
+            place.zero_() if weight.grad is None else place.copy_(weight.grad)
         self.board.barrier("node's gradients")
         if self.job.exchange is not None:
             self.board.enter("exchanging gradients")
@@ -203,12 +221,23 @@ class PieceUpdate:
         for weight, piece in zip(self._weights, self._own, strict=True):
             weight.grad = self._slice(region, piece)
 
-    def _summed(self, piece: Piece) -> torch.Tensor:
-        """A piece of the gradient, in fp32, over all ranks of the group."""
+    def _run_hooks(self) -> None:
+        """Let the user's hooks see whole gradients, each on the rank that has all of it."""
+        for weight, piece in zip(self._weights, self._own, strict=True):
+            if piece.name in self.hooks.names and weight.grad is not None:
+                parameter = self.shared.parameters[piece.name]
+                changed = self.hooks.run(piece.name, shaped(weight.grad, parameter))
+                weight.grad = None if changed is None else memory_view(changed, parameter)
+
+    def _summed(self, piece: Piece) -> torch.Tensor | None:
+        """A piece of the gradient, in fp32, over all ranks of the group; None where none has it."""
         gradient, size = self._gradient(piece.name), piece.end - piece.start
+        publishing = [r for r in self._others if self.shared.published(r, piece.name) != ABSENT]
+        if gradient is None and not publishing:
+            return None  # as in one process: the optimizer leaves such a parameter alone
         own = torch.zeros(size) if gradient is None else gradient[piece.start : piece.end]
         total = own if own.dtype is torch.float32 else torch.empty(size)
-        parts = (total, own, *(self._place(rank, piece) for rank in self._others))
+        parts = (total, own, *(self._place(rank, piece) for rank in publishing))
         for chunk, mine, *others in zip(
             *(torch.split(part, _CHUNK) for part in parts), strict=True
         ):
@@ -231,8 +260,8 @@ class PieceUpdate:
         norm = self.board.sum([square], "clip")[0] ** 0.5
         if norm > limit:
             for weight in self._weights:
-                assert weight.grad is not None
-                weight.grad.mul_(limit / (norm + 1e-6))
+                if weight.grad is not None:
+                    weight.grad.mul_(limit / (norm + 1e-6))
 
     def scale_rate(self, factor: float) -> None:
         """The learning rate from now on, relative to the one the optimizer was made with."""
@@ -240,53 +269,57 @@ class PieceUpdate:
             scale_rate(self.optimizer, factor)
 
     def state(self) -> OptimizerState:
-        """The whole model's optimizer state, on the first rank; every rank calls it."""
+        """The whole model's optimizer state, on the first rank; every rank calls it.
+
+        A parameter that never had a gradient has none.
+        """
         mine = self._entries()
-        notes = self.shared.exchange_notes(
-            {
-                "whole": sorted({k for e in mine.values() for k, v in e.items() if v.dim() > 0}),
-                "numbers": _common_numbers(mine),
-            }
-        )
+        notes = self.shared.exchange_notes(sorted({key for entry in mine for key in entry}))
         result: OptimizerState = {}
-        for entry in sorted({name for note in notes for name in note["whole"]}):
-            self._publish_entry(mine, entry)
-            self.board.barrier("optimizer state")
+        for key in sorted({key for note in notes for key in note}):
+            held = 0
+            for note in self.shared.exchange_notes(f"{self._publish_entry(mine, key):x}"):
+                held |= int(note, 16)
             if self.board.rank == 0:
-                self._collect_entry(result, entry)
+                self._collect_entry(result, key, held)
             self.board.barrier("optimizer state")
-        if self.board.rank == 0:
-            numbers = {key: value for note in notes for key, value in note["numbers"].items()}
-            for name in self._trained() if numbers else ():
-                tensors = {key: torch.tensor(value) for key, value in numbers.items()}
-                result.setdefault(name, {}).update(tensors)
         return result
 
-    def _trained(self) -> list[str]:
-        return [name for name, p in self.shared.parameters.items() if p.requires_grad]
-
-    def _entries(self) -> dict[int, dict[str, torch.Tensor]]:
+    def _entries(self) -> list[dict[str, torch.Tensor]]:
+        """The state of every piece that this rank owns."""
         if self.optimizer is None:
-            return {}
-        return {
-            index: {k: v for k, v in entries.items() if isinstance(v, torch.Tensor)}
-            for index, weight in enumerate(self._weights)
-            if (entries := self.optimizer.state.get(weight))
-        }
+            return []
+        return [
+            {k: v for k, v in self.optimizer.state[weight].items() if isinstance(v, torch.Tensor)}
+            if weight in self.optimizer.state
+            else {}
+            for weight in self._weights
+        ]
 
-    def _publish_entry(self, mine: dict[int, dict[str, torch.Tensor]], entry: str) -> None:
-        """Put one entry of the pieces this rank owns into the first rank's gradient region."""
+    def _publish_entry(self, mine: list[dict[str, torch.Tensor]], key: str) -> int:
+        """Put one entry of the pieces this rank owns into the first rank's gradient region.
+
+        A counter fills its piece. A bit for each parameter that has the entry.
+        """
+        region, held = self.shared.gradients(0), 0
+        for entries, piece in zip(mine, self._own, strict=True):
+            if key in entries:
+                self._slice(region, piece).copy_(entries[key])
+                held |= 1 << self.shared.indices[piece.name]
+        return held
+
+    def _collect_entry(self, result: OptimizerState, key: str, held: int) -> None:
         region = self.shared.gradients(0)
-        for index, piece in enumerate(self._own):
-            value = mine.get(index, {}).get(entry)
-            if value is not None:
-                self._slice(region, piece).copy_(value)
-
-    def _collect_entry(self, result: OptimizerState, entry: str) -> None:
-        for name in self._trained():
-            whole = torch.empty_like(self.shared.parameters[name])
-            memory_view(whole, whole).copy_(self.shared.place(self.shared.gradients(0), name))
-            result.setdefault(name, {})[entry] = whole
+        for name, parameter in self.shared.parameters.items():
+            if not held >> self.shared.indices[name] & 1:
+                continue
+            found = self.shared.place(region, name)
+            if key == COUNTER:
+                whole = found[0].clone()
+            else:
+                whole = torch.empty_like(parameter, requires_grad=False)
+                memory_view(whole, whole).copy_(found)
+            result.setdefault(name, {})[key] = whole
 
     def load_state(self, state: OptimizerState) -> None:
         """Take this rank's pieces out of a whole state."""
@@ -296,20 +329,11 @@ class PieceUpdate:
             parameter = self.shared.parameters[piece.name]
             entries = {}
             for key, value in state.get(piece.name, {}).items():
-                if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                whole = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+                if whole and key != COUNTER:
                     vector = memory_view(value, parameter)
                     entries[key] = vector[piece.start : piece.end].clone()
                 else:
                     entries[key] = value.clone() if isinstance(value, torch.Tensor) else value
             if entries:
                 self.optimizer.state[weight] = entries
-
-
-def _common_numbers(entries: dict[int, dict[str, torch.Tensor]]) -> dict[str, float]:
-    """The counters that an optimizer keeps per parameter: here all are updated together."""
-    found: dict[str, float] = {}
-    for values in entries.values():
-        for key, value in values.items():
-            if value.dim() == 0:
-                assert found.setdefault(key, value.item()) == value.item()
-    return found

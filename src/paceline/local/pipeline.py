@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.data.sampler import apportion
 from paceline.errors import DataError, DeadlineError, StrategyError, WorkerError
 from paceline.local.base import (
     Job,
@@ -16,16 +17,21 @@ from paceline.local.base import (
     autocast,
     count_correct,
     full_precision,
+    is_about_one_sample,
     layout,
+    least_part,
     mean_loss_part,
+    one_sample,
     prepare_model,
     seed_step,
 )
 from paceline.local.common import PiecewiseOptimizer
 from paceline.local.cores import set_threads
-from paceline.local.cut_graph import ModelGraph, probe, trace, untouched
+from paceline.local.cut_graph import ModelGraph, probe, trace
 from paceline.local.cut_measure import Room, balanced_cuts
 from paceline.local.cutting import micro_batch_count
+from paceline.local.faithful import watched
+from paceline.local.gradient_hooks import GradientHooks, refuse_module_hooks
 from paceline.local.group import init_gloo, measure_bandwidth, row_groups
 from paceline.local.pieces import PieceUpdate
 from paceline.local.shared import SharedModel
@@ -54,8 +60,26 @@ class Hybrid(PiecewiseOptimizer):
         super().__init__(job)
         _check(job)
         set_threads(job.node.threads)
+        model = prepare_model(job)
+        refuse_module_hooks(model, self.name, "its stages are traced, which loses hooks")
+        hooks = GradientHooks(dict(model.named_parameters()))
+        try:
+            self._build(model, hooks)
+        except BaseException:
+            hooks.close()
+            raise
+        self._total = 0
+        self._loss_sum, self._correct = 0.0, 0.0
+
+    # --- building -------------------------------------------------------------
+
+    def _build(self, model: nn.Module, hooks: GradientHooks) -> None:
+        job = self.job
         stages, replicas = job.node.stages, job.node.replicas
-        self._shared = SharedModel(prepare_model(job), job)
+        self._least = least_part(model)
+        size = self._sizes(job.batch_size)[0]
+        sample = _sample(job, model, size)
+        self._shared = SharedModel(model, job)
         self._board = self._shared.board
         init_gloo(job)
         rows = [[row * stages + stage for stage in range(stages)] for row in range(replicas)]
@@ -64,11 +88,11 @@ class Hybrid(PiecewiseOptimizer):
             stages=stages,
             group=row_groups(rows, self._board.rank),
         )
-        part = math.ceil(job.batch_size / replicas)
-        size = part // micro_batch_count(part, job.node.micro_batches)
-        sample = _sample(job, self.model, size)
         self._sample_type = sample.dtype
         self._graphs = {size: self._trace(sample)}
+        whole = [] if self._graphs[size].any_size else [job.batch_size]
+        for other in (*self._sizes(job.batch_size), *self._sizes(job.last_batch), *whole):
+            self._graph(other)  # what it refuses, it refuses now, not after the first epoch
         self._cuts = self._agree_on_cuts(self._graphs[size], sample)
         self._schedules: dict[int, Any] = {}
         self._owners = self._find_owners(self._graphs[size])
@@ -77,11 +101,16 @@ class Hybrid(PiecewiseOptimizer):
             job,
             names=[n for n, stage in self._owners.items() if self._trains(n, stage)],
             group=[row * stages + self._place.stage for row in range(replicas)],
+            hooks=hooks,
         )
-        self._total = 0
-        self._loss_sum, self._correct = 0.0, 0
 
-    # --- building -------------------------------------------------------------
+    def _sizes(self, count: int) -> list[int]:
+        """Samples of a micro-batch of each row that has any, for a batch of `count`."""
+        parts = apportion(count, [1.0] * self.job.node.replicas, self._least)
+        return [part // self._micro_batches(part) for part in parts if part]
+
+    def _micro_batches(self, count: int) -> int:
+        return micro_batch_count(count, self.job.node.micro_batches, self._least)
 
     def _trace(self, sample: torch.Tensor) -> ModelGraph:
         return trace(
@@ -121,7 +150,7 @@ class Hybrid(PiecewiseOptimizer):
     def _schedule(self, count: int) -> Any:
         """The schedule for `count` samples; kept, since an epoch has few different counts."""
         if count not in self._schedules:
-            micro_batches = micro_batch_count(count, self.job.node.micro_batches)
+            micro_batches = self._micro_batches(count)
             graph = self._graph(count // micro_batches)
             self._schedules[count] = build_schedule(
                 self.job, graph, self._cuts, self._place, micro_batches, self._loss
@@ -133,10 +162,22 @@ class Hybrid(PiecewiseOptimizer):
             sample = _filled(self.job, size, self._sample_type)
             known = next(iter(self._graphs.values()))
             if known.any_size:
-                values = probe(known.module, sample, partial(autocast, self.job))
+                try:
+                    values = probe(known.module, sample, partial(autocast, self.job))
+                except ValueError as error:
+                    if is_about_one_sample(error):
+                        raise DataError(one_sample(error)) from error
+                    raise
                 self._graphs[size] = ModelGraph(known.module, values, any_size=True)
             else:
                 self._graphs[size] = self._trace(sample)
+                if self._graphs[size].signature != known.signature:
+                    first = next(iter(self._graphs))
+                    raise StrategyError(
+                        f"{type(self.model).__name__} computes {size} samples by other operations"
+                        f" than {first}, so that its stages cannot be cut alike: use another"
+                        " local.strategy, or make its forward pass the same for any batch size"
+                    )
         return self._graphs[size]
 
     # --- training -------------------------------------------------------------
@@ -165,7 +206,7 @@ class Hybrid(PiecewiseOptimizer):
         count, place = len(targets), self._place
         worker = self.job.first_worker + self.worker
         seed_step(self.job.seed, step, worker * place.stages + place.stage)
-        self._total, self._loss_sum, self._correct = total, 0.0, 0
+        self._total, self._loss_sum, self._correct = total, 0.0, 0.0
         if count > 0:
             arguments = (layout(self.job, inputs),) if place.is_first else ()
             target = targets.to(self.device) if place.is_last else None
@@ -191,7 +232,8 @@ class Hybrid(PiecewiseOptimizer):
     def _explained(self, error: RuntimeError) -> BaseException:
         """What a failed transfer means, or what the model itself raised."""
         if error.__cause__ is not None:  # torch wraps what a stage raises
-            return error.__cause__
+            cause = error.__cause__
+            return DataError(one_sample(cause)) if is_about_one_sample(cause) else cause
         text = str(error)
         if "imed out" in text:
             return DeadlineError(
@@ -243,26 +285,34 @@ def _check(job: Job) -> None:
 
 def _filled(job: Job, size: int, dtype: torch.dtype) -> torch.Tensor:
     shape = (size, *job.sample_shape)
+    generator = torch.Generator().manual_seed(0)
     if not dtype.is_floating_point:
-        return torch.zeros(shape, dtype=dtype, device=job.device)
-    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    return layout(job, numbers.to(dtype))
+        # The indices that any table has.
+        return torch.randint(2, shape, generator=generator).to(job.device, dtype)
+    return layout(job, torch.randn(shape, generator=generator).to(dtype))
 
 
 def _sample(job: Job, model: nn.Module, size: int) -> torch.Tensor:
-    """Made inputs of the data's shape: numbers, or where the model takes none, indices."""
+    """Made inputs of the data's shape and type, on which the model has been seen to run."""
     faults: list[Exception] = []
-    for dtype in (torch.float32, torch.int64):
+    for dtype in (job.sample_type,) if job.sample_type else (torch.float32, torch.int64):
         sample = _filled(job, size, dtype)
         try:
-            with untouched(model), autocast(job), torch.no_grad():
-                model(sample)
+            with watched(model) as seen, autocast(job):
+                model(sample.clone())
         except Exception as error:  # the model's own code: anything may come out
             faults.append(error)
-        else:
-            return sample
+            continue
+        if seen:
+            raise StrategyError(
+                f"{type(model).__name__} cannot be cut into stages ({seen[0]}, which stages in"
+                " different processes cannot keep): use another local.strategy"
+            )
+        return sample
     # One of the two is only about the type that the model does not take.
     fault = next((error for error in faults if "type" not in str(error)), faults[0])
+    if is_about_one_sample(fault):
+        raise DataError(one_sample(fault)) from fault
     reason = str(fault).strip().split("\n")[0]
     raise DataError(
         f"{type(model).__name__} does not run on {size} samples of shape {list(job.sample_shape)},"

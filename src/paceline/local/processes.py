@@ -10,6 +10,7 @@ from paceline.errors import StrategyError
 from paceline.local.base import Job, StepResult, gradients, prepare_model
 from paceline.local.common import PiecewiseOptimizer
 from paceline.local.cores import set_threads
+from paceline.local.gradient_hooks import GradientHooks
 from paceline.local.pieces import PieceUpdate
 from paceline.local.rounded import RoundedWeights, can_round
 from paceline.local.shared import SharedModel
@@ -43,6 +44,7 @@ class Processes(WorkerPerRank, PiecewiseOptimizer):
             job,
             names=trained,
             group=range(self._shared.board.ranks),
+            hooks=GradientHooks(self._shared.parameters),
             rounded=self._rounded,
         )
         self._pieces.publish_while_computing()

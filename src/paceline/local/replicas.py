@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import copy
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,35 +10,42 @@ import torch
 from torch import nn
 
 from paceline.data.sampler import apportion
+from paceline.errors import StrategyError
 from paceline.local.base import Job, StepResult, gradients, prepare_model, step_seed
 from paceline.local.cores import set_threads
+from paceline.local.faithful import random_states
+from paceline.local.gradient_hooks import (
+    GradientHooks,
+    refuse_module_hooks,
+    refuse_shared_memory,
+)
 from paceline.local.whole import WholeOptimizer
 
 
-class ThreadDropout(nn.Module):
+class ThreadDropout(nn.Dropout):
     """Dropout from a generator of its own: the global one would be drawn from by all threads."""
 
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
-        self.generator = torch.Generator()
+    generator: torch.Generator
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if not self.training or self.rate == 0.0:
+        """The same as nn.Dropout's, of other random numbers."""
+        if not self.training or self.p == 0.0:
             return inputs
-        kept = 1.0 - self.rate
+        kept = 1.0 - self.p
         mask = torch.empty_like(inputs).bernoulli_(kept, generator=self.generator)
-        return inputs * mask.div_(kept)
+        if kept > 0.0:
+            mask.div_(kept)
+        return inputs.mul_(mask) if self.inplace else inputs * mask
 
 
 class Replicas(WholeOptimizer):
     """Replicas share the weights' memory and have gradients of their own, which are summed.
 
     The sum goes into the first replica's gradients, which are the optimizer's:
-    no other copy is made. Dropout layers draw from one generator per replica;
-    `functional.dropout` inside a model draws from the global one and does not
-    repeat. BatchNorm normalises each replica's part by itself, and the running
-    statistics that are kept are the first replica's.
+    no other copy is made. Gradient hooks of parameters run on the sum. Dropout layers
+    draw from one generator per replica; what draws from the global one
+    (`functional.dropout`) would not repeat and is refused. BatchNorm normalises each
+    replica's part by itself; the running statistics that are kept are the first replica's.
     """
 
     name = "replicas"
@@ -48,6 +56,9 @@ class Replicas(WholeOptimizer):
         count = job.node.replicas
         set_threads(count * job.node.threads)  # of the sum and the optimizer
         self._model = prepare_model(job)
+        refuse_module_hooks(self._model, self.name, "one function, called by several threads")
+        refuse_shared_memory(self._model, "replicas")
+        self._hooks = GradientHooks(dict(self._model.named_parameters()))
         self._optimize(self._model)
         self._replicas = [_replica(self._model) for _ in range(count)]
         names = {name for name, _ in self._named}
@@ -64,7 +75,8 @@ class Replicas(WholeOptimizer):
     def update(
         self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
     ) -> StepResult:
-        sizes = apportion(len(targets), [1.0] * len(self._replicas))
+        sizes = apportion(len(targets), [1.0] * len(self._replicas), self.least)
+        drawn = random_states()
         parts = zip(
             self._replicas, torch.split(inputs, sizes), torch.split(targets, sizes), strict=True
         )
@@ -72,7 +84,14 @@ class Replicas(WholeOptimizer):
             self._pool.submit(self._part, number, replica, part_inputs, part_targets, total, step)
             for number, (replica, part_inputs, part_targets) in enumerate(parts)
         ]
+        concurrent.futures.wait(running)
         results = [future.result() for future in running]
+        if random_states() != drawn:
+            raise StrategyError(
+                f"{type(self._model).__name__} draws random numbers other than those of nn.Dropout"
+                " layers (functional.dropout, torch.rand), which do not repeat with"
+                " local.strategy = 'replicas': use nn.Dropout, or local.strategy = 'processes'"
+            )
         self._collect()
         self._apply()
         return StepResult(
@@ -109,36 +128,52 @@ class Replicas(WholeOptimizer):
                 elif b.grad is not None:
                     a.grad.add_(b.grad)
                 b.grad = None
-        for (_, parameter), a in zip(self._named, first, strict=True):
+        for (name, parameter), a in zip(self._named, first, strict=True):
             parameter.grad, a.grad = a.grad, None
+            if parameter.grad is not None and name in self._hooks.names:
+                parameter.grad = self._hooks.run(name, parameter.grad)
 
     @property
     def model(self) -> nn.Module:
         return self._model
 
     def prepare_evaluation(self) -> None:
-        kept = dict(self._replicas[0].named_buffers())
-        for name, buffer in self._model.named_buffers():
-            buffer.copy_(kept[name])
+        """Give the model what changes besides weights: the first replica's."""
+        for mine, kept in zip(self._model.modules(), self._replicas[0].modules(), strict=True):
+            for name, buffer in kept._buffers.items():
+                if buffer is not None:
+                    mine._buffers[name] = buffer.clone()
+            for name, value in vars(kept).items():
+                counted = value is None or isinstance(value, bool | int | float | str)
+                if counted and name != "training":
+                    vars(mine)[name] = value
 
     def load_weights(self, tensors: dict[str, torch.Tensor]) -> None:
         self._model.load_state_dict(tensors)
         for replica in self._replicas:
-            buffers = dict(replica.named_buffers())
-            for name, buffer in self._model.named_buffers():
-                buffers[name].copy_(buffer)
+            for mine, saved in zip(replica.modules(), self._model.modules(), strict=True):
+                for name, buffer in saved._buffers.items():
+                    mine._buffers[name] = None if buffer is None else buffer.clone()
 
     def close(self) -> None:
         self._pool.shutdown()
+        self._hooks.close()
 
 
 def _replica(model: nn.Module) -> nn.Module:
     """A copy of the model whose parameters are the same memory."""
-    replica = copy.deepcopy(model)
+    try:
+        replica = copy.deepcopy(model)
+    except Exception as error:  # the model's own code: anything may come out
+        reason = str(error).strip().split("\n")[0]
+        raise StrategyError(
+            f"{type(model).__name__} cannot be copied for local.strategy = 'replicas'"
+            f" ({type(error).__name__}: {reason}): use local.strategy = 'processes' or 'threads'"
+        ) from error
     for mine, original in zip(replica.parameters(), model.parameters(), strict=True):
         mine.data = original.data
-    for parent in list(replica.modules()):
-        for name, layer in parent.named_children():
-            if isinstance(layer, nn.Dropout):
-                setattr(parent, name, ThreadDropout(layer.p).train(layer.training))
+    for layer in replica.modules():
+        if type(layer) is nn.Dropout:  # in its place: whoever holds the layer holds it still
+            layer.__class__ = ThreadDropout
+            layer.generator = torch.Generator()  # type: ignore[assignment]
     return replica

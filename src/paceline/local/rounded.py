@@ -54,7 +54,8 @@ class RoundedWeights:
             parameter = shared.parameters[name]
             path, _, attribute = name.rpartition(".")
             layer = shared.model.get_submodule(path)
-            if type(layer) in LAYERS and uses[id(parameter)] == 1:
+            plain = type(layer) in LAYERS and attribute in ("weight", "bias")
+            if plain and uses[id(parameter)] == 1:
                 place = shared.place(shared.rounded, name)
                 self.twins[name] = shaped(place, parameter).detach().requires_grad_()
                 layers.setdefault(layer, []).append((attribute, parameter, self.twins[name]))
@@ -75,7 +76,8 @@ class RoundedWeights:
             held.update({attribute: parameter for attribute, parameter, _ in entries})
 
         self._hooks.append(layer.register_forward_pre_hook(enter))
-        self._hooks.append(layer.register_forward_hook(leave, always_call=True))
+        # Inside of hooks of the user's own, which see the layer as it is.
+        self._hooks.append(layer.register_forward_hook(leave, prepend=True, always_call=True))
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:

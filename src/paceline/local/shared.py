@@ -2,17 +2,18 @@
 
 Layout of the arena (every part starts on a cache line):
 
-    weights | gradients of rank 0 | ... | gradients of rank R-1 | rounded weights, marks |
+    weights | gradients of rank 0 | ... | gradients of rank R-1 | rounded weights | marks |
     buffers | notes
 
 Every rank has the whole module, and its parameters are views of `weights`, so
 that an update by one rank is seen by all, evaluation and checkpoints need no
 gathering, and no byte crosses a socket. There are rounded weights only where they
-are asked for (see `rounded`).
+are asked for (see `rounded`); a mark tells for every rank and parameter what it published.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,10 @@ from torch import nn
 from paceline.errors import StrategyError
 from paceline.local.base import Job
 from paceline.local.board import Board
+from paceline.local.gradient_hooks import refuse_shared_memory
 
+ABSENT, FULL, HALF, NUMBER = range(4)
+"""What a rank publishes of a parameter: nothing, a tensor in fp32 or in bf16, one number."""
 LINE = 64
 _NOTE_BYTES = 8192
 
@@ -43,6 +47,13 @@ def memory_view(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     )
 
 
+def model_digest(model: nn.Module) -> str:
+    """What two processes compare to know that they have built the same model, in the same order."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    rows = [[name, list(t.shape), str(t.dtype), t.requires_grad] for name, t in tensors]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
 class SharedModel:
     """The whole model on one rank, its weights shared with the other ranks of the node."""
 
@@ -53,6 +64,7 @@ class SharedModel:
         self.board: Board = job.board
         self.parameters = dict(model.named_parameters())
         self.offsets: dict[str, int] = {}
+        refuse_shared_memory(model, "ranks that share their weights")
         elements = 0
         for name, parameter in self.parameters.items():
             if parameter.dtype is not torch.float32 or parameter.device.type != "cpu":
@@ -67,7 +79,7 @@ class SharedModel:
         floats = elements * (1 + self.board.ranks)
         notes = _NOTE_BYTES * self.board.ranks
         halves = elements if rounded else 0
-        marks = _padded(self.board.ranks * len(self.parameters), LINE) if rounded else 0
+        marks = _padded(self.board.ranks * len(self.parameters), LINE)
         memory = job.arena.allocate(floats * 4 + halves * 2 + marks + buffer_bytes + notes)
         every = torch.frombuffer(memory, dtype=torch.float32, count=floats)
         self.weights = every[:elements]
@@ -77,11 +89,18 @@ class SharedModel:
         self._marks = after[halves * 2 : halves * 2 + marks].numpy()
         self._bytes = after[halves * 2 + marks :]
         self._notes_at = buffer_bytes
-        self._indices = {name: index for index, name in enumerate(self.parameters)}
+        self.indices = {name: index for index, name in enumerate(self.parameters)}
         self._adopt()
 
     def _adopt(self) -> None:
         """Make the parameters views of shared memory, with the first rank's values."""
+        digests = self.exchange_notes(model_digest(self.model))
+        if others := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
+            raise StrategyError(
+                f"the model of rank {others[0]} has other parameters or buffers than that of rank"
+                " 0, or has them in another order: build it alike in every process (a set has no"
+                " order, and sizes must not be drawn at random)"
+            )
         for name, parameter in self.parameters.items():
             place = self.place(self.weights, name)
             if self.board.rank == 0:
@@ -98,17 +117,13 @@ class SharedModel:
         """The region in which a rank publishes gradients, laid out like the weights."""
         return self._gradients[rank]
 
-    def published_in_bf16(self, rank: int, name: str) -> bool:
-        """Whether a rank's gradient of a parameter lies in its region in bf16, not in fp32."""
-        return bool(len(self._marks)) and bool(self._marks[self._mark(rank, name)])
+    def published(self, rank: int, name: str) -> int:
+        """In what form a rank has published its gradient of a parameter, if at all."""
+        return int(self._marks[rank * len(self.parameters) + self.indices[name]])
 
-    def say_published(self, name: str, kind: torch.dtype) -> None:
+    def say_published(self, name: str, form: int) -> None:
         """Tell the other ranks in what form this one publishes a gradient."""
-        if len(self._marks):
-            self._marks[self._mark(self.board.rank, name)] = kind is torch.bfloat16
-
-    def _mark(self, rank: int, name: str) -> int:
-        return rank * len(self.parameters) + self._indices[name]
+        self._marks[self.board.rank * len(self.parameters) + self.indices[name]] = form
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
         """Take over saved weights (the first rank writes) and buffers (each rank its own)."""

@@ -39,7 +39,7 @@ class Threads(WholeOptimizer):
         self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
     ) -> StepResult:
         if self.job.partition is not None:
-            self.job.partition.begin(len(targets), total)
+            self.job.partition.begin(len(targets), total, self.least)
             if len(targets) == 0:
                 return self._features_only(inputs, step)
         result = gradients(

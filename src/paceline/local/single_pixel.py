@@ -47,10 +47,16 @@ class MetWeights(torch.autograd.Function):
     once more where the weights are in channels_last: here it is laid out like them at once.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor, rows: slice, columns: slice) -> torch.Tensor:
-        ctx.place, ctx.layout = (rows, columns), (weight.shape, weight.stride())
+    def forward(weight: torch.Tensor, rows: slice, columns: slice) -> torch.Tensor:
         return weight[:, :, rows, columns].flatten(1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        weight, *place = inputs
+        ctx.place, ctx.layout = place, (weight.shape, weight.stride())
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:

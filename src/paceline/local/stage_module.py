@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,9 +37,12 @@ class Place:
 class StageModule(nn.Module):
     """A stage's operations in the plan's precision, between tensors that can be sent."""
 
-    def __init__(self, graph: fx.GraphModule, job: Job, place: Place) -> None:
+    def __init__(
+        self, graph: fx.GraphModule, job: Job, place: Place, outputs: Sequence[torch.Tensor]
+    ) -> None:
         super().__init__()
         self.graph = graph
+        self._trained = [output.requires_grad for output in outputs]
         self._job = job
         self._place = place
 
@@ -50,7 +53,11 @@ class StageModule(nn.Module):
             outputs = self.graph(*inputs)
         if self._place.is_last:
             return outputs[0]
-        return tuple(pack(self._job, tensor) for tensor in outputs)
+        # What no later stage has a gradient for would get zeros, where PyTorch gives it none.
+        return tuple(
+            pack(self._job, tensor if trained else tensor.detach())
+            for tensor, trained in zip(outputs, self._trained, strict=True)
+        )
 
 
 def pack(job: Job, tensor: torch.Tensor) -> torch.Tensor:
@@ -83,9 +90,9 @@ def build_schedule(
     """
     bounds = [0, *cuts, len(graph.order)]
     first, end = bounds[place.stage], bounds[place.stage + 1]
-    module = StageModule(graph.stage(first, end), job, place)
     inputs = [_example(graph.values[node.name]) for node in graph.crossing(first)]
     outputs = [_example(graph.values[node.name]) for node in graph.crossing(end)]
+    module = StageModule(graph.stage(first, end), job, place, outputs)
     stage = PipelineStage(
         module,
         place.stage,

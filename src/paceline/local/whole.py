@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from paceline.local.base import LocalStrategy, OptimizerState, clip_gradients, scale_rate
-from paceline.local.state import read_state, write_state
+from paceline.local.state import OwnOptimizer, read_state, write_state
 
 
 class WholeOptimizer(LocalStrategy):
@@ -14,11 +14,13 @@ class WholeOptimizer(LocalStrategy):
 
     _named: list[tuple[str, nn.Parameter]]
     _optimizer: torch.optim.Optimizer
+    _own: OwnOptimizer | None
 
     def _optimize(self, model: nn.Module) -> None:
         """Make the optimizer of the parameters that are trained."""
         self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         self._optimizer = self.job.build_optimizer([p for _, p in self._named])
+        self._own = None if self.job.elementwise else OwnOptimizer(self._optimizer, self._named)
         if self.job.exchange is not None:
             partition = self.job.partition
             replicated = [
@@ -44,10 +46,15 @@ class WholeOptimizer(LocalStrategy):
         scale_rate(self._optimizer, factor)
 
     def optimizer_state(self) -> OptimizerState:
+        if self._own is not None:
+            return self._own.read()
         state = read_state(self._optimizer, self._named)
         return state if self.job.partition is None else self.job.partition.whole_state(state)
 
     def load_optimizer_state(self, state: OptimizerState) -> None:
+        if self._own is not None:
+            self._own.write(state)
+            return
         if self.job.partition is not None:
             state = self.job.partition.own_state(state)
         write_state(self._optimizer, self._named, state)

@@ -40,7 +40,7 @@ from paceline.plan.candidates import candidate, is_calmer, is_level, is_near
 from paceline.schema import Candidate, NodePlan
 from paceline.text import rate
 
-RULES = 6
+RULES = 7
 """To be raised with any change of these rules: races kept before are then run anew."""
 FAR_BEHIND = 1.6
 """A candidate this many times slower than the best is not tried further."""
@@ -313,7 +313,7 @@ def pick(candidates: Sequence[Candidate], allowed: Sequence[str]) -> Candidate |
     usable = [
         c
         for c in candidates
-        if c.images_per_second is not None and (c.exact or c.precision in allowed)
+        if c.images_per_second is not None and not c.out and (c.exact or c.precision in allowed)
     ]
     if not usable:
         return None

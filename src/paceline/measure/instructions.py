@@ -16,9 +16,15 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from paceline.config.environment import cache_root, instruction_limit, limit_instructions
+from paceline.config.environment import (
+    amx_allowed,
+    cache_root,
+    instruction_limit,
+    limit_instructions,
+)
 from paceline.local.tiles import describe_tiles, processor_flags, refuse_bf16
 from paceline.schema import Config, encode
+from paceline.schema.plain import read_json_file
 
 WITHOUT_AMX = "AVX512_CORE_FP16"
 _PROBE = """
@@ -60,6 +66,9 @@ def use_safe_instructions(config: Config) -> str | None:
         return None
     if not announces_amx():
         return None
+    if not amx_allowed():
+        limit_instructions(WITHOUT_AMX)
+        return "PACELINE_AMX is off: bf16 uses AVX-512 instead of AMX"
     amx = try_amx()
     if amx.works:
         if amx.described and not describe_tiles():
@@ -80,7 +89,7 @@ def try_amx() -> Amx:
     key = f"{_kernel()} torch {metadata.version('torch')} paceline {metadata.version('paceline')}"
     stored = cache_root() / "amx.json"
     try:
-        known = json.loads(stored.read_text())
+        known = read_json_file(stored)
         if known["key"] == key:
             return Amx(works=bool(known["works"]), described=bool(known["described"]))
     except (OSError, ValueError, KeyError, TypeError):

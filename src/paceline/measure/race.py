@@ -23,15 +23,25 @@ from paceline.config import dump_config
 from paceline.config.environment import cache_root, instruction_limit
 from paceline.cost.crossing import crossing_mb
 from paceline.cost.memory import Footprint, estimate_mb
-from paceline.errors import PacelineError, StrategyError, WorkerError
+from paceline.errors import PacelineError, WorkerError
 from paceline.local.cores import quota_cores, usable_cores, visible_cores
-from paceline.measure.contest import RULES, Contest, pick
+from paceline.measure.choice import decided
+from paceline.measure.contest import RULES, Contest
 from paceline.measure.race_rank import ALTERNATING, RaceResult, RaceTask
 from paceline.plan.candidates import candidate, structures, variants
-from paceline.plan.choose import decision, explain
 from paceline.references import is_reference
 from paceline.run import RunDirectory
-from paceline.schema import Candidate, Config, NodePlan, Race, encode, read_json, write_json
+from paceline.schema import (
+    Candidate,
+    Config,
+    NodePlan,
+    Plan,
+    Race,
+    decode,
+    encode,
+    read_json,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from paceline.train.parts import Given, Parts
@@ -61,30 +71,46 @@ class RaceRequest:
 
 def run_race(request: RaceRequest) -> tuple[Race, bool]:
     """The race's result, and whether it came from the cache."""
-    stored = cache_root() / "races" / f"{fingerprint(request)}.json"
+    stored = _stored(fingerprint(request))
     if request.thorough:
         return _race(request), False
     if request.given is None and not request.again and stored.exists():
-        kept = _kept(stored)
+        kept = kept_race(stored)
         if kept is not None and (kept.busy <= BUSY or busy_cores() > BUSY):
             return kept, True
         if kept is not None:
             request.say("the race in the cache was run on a busy machine: racing again")
     race = _race(request)
     if request.given is None:
-        try:
-            stored.parent.mkdir(parents=True, exist_ok=True)
-            write_json(stored, race)
-        except OSError as error:
-            request.say(f"the race's result could not be kept in {stored.parent}: {error.strerror}")
+        keep(race, request.say)
     return race, False
 
 
-def _kept(stored: Path) -> Race | None:
+def keep(race: Race, say: Callable[[str], None]) -> None:
+    """Put a race into the cache, under its fingerprint."""
+    stored = _stored(race.fingerprint)
     try:
-        return read_json(Race, stored)
+        stored.parent.mkdir(parents=True, exist_ok=True)
+        write_json(stored, race)
+    except OSError as error:
+        say(f"the race's result could not be kept in {stored.parent}: {error.strerror}")
+
+
+def _stored(name: str) -> Path:
+    return cache_root() / "races" / f"{name}.json"
+
+
+def kept_race(stored: Path) -> Race | None:
+    """A race of the cache; None where it is another version's, or damaged: race anew."""
+    try:
+        race = read_json(Race, stored)
+        for chosen in (entry for entry in race.candidates if entry.chosen):
+            numerics = {key: getattr(chosen, key) for key in ("precision", "memory_format")}
+            decode(Plan, {**numerics, "batch_size": race.batch_size})  # what it will be trained by
+            return race
     except PacelineError:
-        return None  # written by another version: race anew
+        pass
+    return None
 
 
 def fingerprint(request: RaceRequest) -> str:
@@ -140,13 +166,6 @@ def _race(request: RaceRequest) -> Race:
         )
         for entry in results
     ] + refused
-    # A precision that was asked for by name is allowed by that.
-    allowed = (*config.numerics.allow, config.numerics.precision)
-    chosen = pick(results, allowed)
-    if chosen is None:
-        reasons = "; ".join(f"{c.name}: {c.reason}" for c in results)
-        raise StrategyError(f"no local strategy could train this workload ({reasons})")
-    results = explain(results, chosen, gradient_mb=footprint.parameter_mb, allowed=allowed)
     race = Race(
         fingerprint=fingerprint(request),
         workload=f"{config.workload.model} on {config.workload.data}",
@@ -156,11 +175,10 @@ def _race(request: RaceRequest) -> Race:
         busy=busy,
         warnings=_warnings(busy, results),
         candidates=tuple(results),
+        gradient_mb=footprint.parameter_mb,
         made=datetime.now().astimezone().isoformat(timespec="seconds"),
     )
-    return dataclasses.replace(
-        race, decision=decision(race, chosen, gradient_mb=footprint.parameter_mb)
-    )
+    return decided(race, config)
 
 
 def _fit(

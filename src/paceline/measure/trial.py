@@ -110,13 +110,14 @@ class TrialGround:
             clip_norm=self.clip_norm,
             seed=self.seed,
             sample_shape=tuple(self.inputs.shape[1:]),
+            sample_type=self.inputs.dtype,
             batch_size=len(self.targets),
             board=board,
             arena=self.arena if board else None,
         )
 
     def part(self, strategy: LocalStrategy) -> tuple[torch.Tensor, torch.Tensor]:
-        sizes = apportion(len(self.targets), [1.0] * strategy.workers)
+        sizes = apportion(len(self.targets), [1.0] * strategy.workers, strategy.least)
         return (
             torch.split(self.inputs, sizes)[strategy.worker].clone(),
             torch.split(self.targets, sizes)[strategy.worker].clone(),

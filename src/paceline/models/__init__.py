@@ -38,7 +38,7 @@ __all__ = [
 def build(
     name_or_reference: str,
     *,
-    classes: int,
+    classes: int | None = None,
     channels: int,
     options: Mapping[str, object] | None = None,
     image_size: int | None = None,
@@ -47,7 +47,7 @@ def build(
 
     A callable of the user's own is called with the keyword arguments `classes`,
     `channels` and `image_size` as far as its signature accepts them, and with all
-    `options`; an option that it does not accept is an error.
+    `options`; an option that it does not accept is an error. Built-in models need `classes`.
 
     >>> build("mnist_cnn", classes=10, channels=1).classifier[-1].out_features
     10

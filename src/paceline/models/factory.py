@@ -7,19 +7,21 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from paceline import references
 from paceline.errors import ModelError, PacelineError, unknown_name
 from paceline.models.registry import ModelSpec, spec
 
-__all__ = ["build", "call_factory"]
+__all__ = ["build", "call_factory", "initialise_lazy"]
 
 
 def build(
     name_or_reference: str,
     *,
-    classes: int,
+    classes: int | None,
     channels: int,
     options: dict[str, object],
     image_size: int | None,
@@ -37,6 +39,8 @@ def build(
         given = {key: value for key, value in sizes.items() if value is not None}
         return _build_own(name_or_reference, given, options)
     model = spec(name_or_reference)
+    if classes is None:
+        raise ModelError(f"{model.name} tells classes apart: say how many with workload.classes")
     _check_options(model, options)
     size = _checked_size(model, image_size, options)
     module_name, _, attribute = model.factory.partition(":")
@@ -84,7 +88,7 @@ def _is_rate(value: object) -> bool:
 
 
 def _build_own(reference: str, given: dict[str, int], options: dict[str, object]) -> nn.Module:
-    return call_factory(references.resolve(reference, "model"), reference, given, options)
+    return call_factory(references.resolve_factory(reference, "model"), reference, given, options)
 
 
 def call_factory(
@@ -94,15 +98,15 @@ def call_factory(
     if isinstance(factory, nn.Module):
         raise ModelError(
             f"model {reference!r} is a finished module, shared by all who use it;"
-            " name a function or a class that makes a new one"
+            " give a function or a class that makes a new one, as lambda: Net(...)"
         )
     arguments = _accepted(factory, reference, given, options)
     try:
         module = factory(**arguments)
     except PacelineError:
         raise
-    except Exception as error:
-        reason = " ".join(str(error).split())
+    except (Exception, SystemExit) as error:
+        reason = " ".join(str(error).split()) or "no message"
         raise ModelError(
             f"model {reference!r}: calling it with {_listed(arguments)} raised"
             f" {type(error).__name__}: {reason}; correct it or its options"
@@ -113,6 +117,34 @@ def call_factory(
             " torch.nn.Module"
         )
     return module
+
+
+def initialise_lazy(
+    module: nn.Module, reference: str, one_input: Callable[[], torch.Tensor]
+) -> None:
+    """Give parameters that wait for a first input (nn.LazyLinear) their shapes and values.
+
+    One sample passes through in evaluation mode, so that nothing else is changed by it.
+    """
+    if not any(map(is_lazy, (*module.parameters(), *module.buffers()))):
+        return
+    was_training = module.training
+    try:
+        with torch.no_grad():
+            module.eval()(one_input())
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(
+            f"model {reference!r} has parameters that wait for a first input, and one sample did"
+            f" not pass through it: {type(error).__name__}: {reason}; correct it or its data"
+        ) from error
+    module.train(was_training)
+    waiting = [name for name, each in module.named_parameters() if is_lazy(each)]
+    if waiting:
+        raise ModelError(
+            f"model {reference!r}: {waiting[0]} has no shape after one sample passed through the"
+            " model: give it one, or leave the layer out"
+        )
 
 
 def _accepted(
@@ -145,10 +177,10 @@ def _accepted(
         and each.name not in arguments
     ]
     if missing:
-        raise ModelError(
-            f"model {reference!r} needs an argument {missing[0]!r}: give it as an option of the"
-            " model, or give it a default"
-        )
+        remedy = "give it as an option of the model, or give it a default"
+        if missing[0] == "classes":
+            remedy = f"the data does not tell how many there are; set workload.classes, or {remedy}"
+        raise ModelError(f"model {reference!r} needs an argument {missing[0]!r}: {remedy}")
     return arguments
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from paceline.errors import ModelError
+from paceline.errors import ModelError, shortened
+from paceline.models.extra_state import load_model
 
 __all__ = ["freeze_body", "head_name", "load_weights"]
 
@@ -64,15 +64,15 @@ def _stay_in_evaluation(layer: nn.Module, mode: bool = True) -> nn.Module:
     return layer
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ModelError(f"there is no weights file {str(path)!r}: give the path of one")
-    with path.open("rb") as file:
-        start = file.read(9)
     try:
+        with path.open("rb") as file:
+            start = file.read(9)
         # Safetensors begins with a length of 8 bytes and a JSON object.
         if path.suffix == ".safetensors" or start[8:9] == b"{":
-            return load_file(path)
+            return load_model(path)
         return _tensors_of(path, torch.load(path, map_location="cpu", weights_only=True))
     except pickle.UnpicklingError as error:
         raise ModelError(
@@ -82,7 +82,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     except ModelError:
         raise
     except Exception as error:  # what torch raises for a damaged file can be nearly anything
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = shortened(str(error).splitlines()[0] if str(error) else type(error).__name__)
         raise ModelError(
             f"weights file {str(path)!r} cannot be read ({reason}): it is damaged or neither"
             " safetensors nor a torch file; fetch it again"
@@ -128,7 +128,8 @@ def _check_fit(
     other_shape = [
         f"{name} is {_shape(tensor)} in the file and {_shape(expected[name])} in the model"
         for name, tensor in tensors.items()
-        if name in expected and tensor.shape != expected[name].shape
+        if name in expected
+        and getattr(tensor, "shape", None) != getattr(expected[name], "shape", None)
     ]
     faults = [
         f"{kind} {', '.join(found[:3])}{f' and {len(found) - 3} more' if len(found) > 3 else ''}"
@@ -147,5 +148,7 @@ def _check_fit(
         )
 
 
-def _shape(tensor: Tensor) -> str:
+def _shape(tensor: Any) -> str:
+    if not isinstance(tensor, Tensor):  # what a module saves by get_extra_state
+        return f"a {type(tensor).__name__}"
     return "x".join(map(str, tensor.shape)) or "a single number"

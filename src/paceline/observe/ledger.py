@@ -28,6 +28,7 @@ from paceline.schema.events import Session, Span, read_run
 from paceline.schema.ledger import CATEGORIES, Exchange, Ledger, RankLedger
 
 PRIORITY: Final = (
+    "proof",  # the plan is proved on a copy before training begins
     "start_up",  # everything before the first update is start-up, whatever it was
     "wait",  # the training thread says itself that it stands still
     "forward",
@@ -43,6 +44,7 @@ PRIORITY: Final = (
 )
 _RANK_OF: Final = {name: number for number, name in enumerate(PRIORITY)}
 _CATEGORY_OF: Final = {
+    "proof": "proof",
     "start_up": "start_up",
     "wait": "waiting",
     "forward": "compute",

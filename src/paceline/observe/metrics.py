@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
@@ -10,13 +12,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from paceline.errors import shown
+from paceline.schema.plain import parse_json
+
+_LINE_NUMBERS: Final = (
+    "epoch",
+    "seconds",
+    "read_seconds",
+    "update_seconds_median",
+    "images_per_second",
+)
+"""What lines are sorted and summed up by."""
+
 
 @dataclass
 class Tally:
     """Sums over one epoch on one rank."""
 
     loss_sum: float = 0.0
-    correct: int = 0
+    correct: float = 0.0
+    """NaN where there are no classes."""
     samples: int = 0
     seconds: float = 0.0
     """Time in the training loop, evaluation and checkpoints left out."""
@@ -26,7 +41,7 @@ class Tally:
     durations: list[float] = field(default_factory=list)
     """Seconds of each update since this process started the epoch."""
 
-    def add(self, *, loss_sum: float, correct: int, samples: int) -> None:
+    def add(self, *, loss_sum: float, correct: float, samples: int) -> None:
         """Count one update."""
         self.loss_sum += loss_sum
         self.correct += correct
@@ -46,10 +61,11 @@ class Tally:
 
     @classmethod
     def restored(cls, saved: Mapping[str, float]) -> Tally:
-        """The tally that `saved` described."""
+        """The tally that `saved` described; without `correct` there were no classes."""
+        missing = math.nan if saved.get("samples") else 0.0
         return cls(
             loss_sum=saved.get("loss_sum", 0.0),
-            correct=int(saved.get("correct", 0)),
+            correct=saved.get("correct", missing),
             samples=int(saved.get("samples", 0)),
             seconds=saved.get("seconds", 0.0),
             read_seconds=saved.get("read_seconds", 0.0),
@@ -74,6 +90,10 @@ class Tally:
         return statistics.median(self.durations) if self.durations else 0.0
 
 
+TIMES: Final = ("seconds", "read_seconds", "update_seconds_median", "images_per_second")
+"""What the summary of a run adds up: a line without is damaged."""
+
+
 class MetricsFile:
     """The lines of metrics.jsonl; lines that could not be written are tried again."""
 
@@ -84,10 +104,14 @@ class MetricsFile:
 
     def restore(self, epochs: int) -> None:
         """Keep what a resumed run had written about its first `epochs` epochs."""
-        self.lines = [line for line in read_metrics(self.path) if line["epoch"] <= epochs]
+        self.lines = [
+            line
+            for line in read_metrics(self.path)
+            if line["epoch"] <= epochs and all(type(line.get(key)) is float for key in TIMES)
+        ]
         self._written = len(self.lines)
         text = "".join(json.dumps(line) + "\n" for line in self.lines)
-        if not self.path.exists() or self.path.read_text() == text:
+        if not self.path.exists() or self.path.read_bytes() == text.encode():
             return
         # Beside it and renamed: a run that is killed here must not lose its past.
         partial = self.path.with_name(f".{self.path.name}.partial")
@@ -109,18 +133,25 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole lines; the half line of a killed run is left out."""
+    """All whole lines; the half line of a killed run, or a damaged one, is left out."""
     if not path.exists():
         return []
     lines = []
-    for text in path.read_text().splitlines():
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(line, dict) and "epoch" in line:
-            lines.append(line)
+    for text in path.read_text(errors="replace").splitlines():
+        with contextlib.suppress(ValueError):
+            lines.append(_whole_line(parse_json(text)))
     return lines
+
+
+def _whole_line(line: Any) -> dict[str, Any]:
+    """A line that `totals` can sum up; ValueError where it has other things than numbers."""
+    if not isinstance(line, dict):
+        raise ValueError(f"it is {shown(line)}, not a table of keys")
+    for key in (*_LINE_NUMBERS, *EXCHANGE_KEYS):
+        value = line.get(key, None if key == "epoch" else 0)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ValueError(f"{key} is {shown(value)}, not a number")
+    return line
 
 
 EXCHANGE_KEYS: Final = (
@@ -161,7 +192,8 @@ def totals(lines: Sequence[Mapping[str, Any]], *, open_seconds: float) -> dict[s
     last = lines[-1] if lines else {}
 
     def median(key: str) -> float:
-        return statistics.median(line[key] for line in lines) if lines else 0.0
+        values = [line[key] for line in lines if key in line]
+        return statistics.median(values) if values else 0.0
 
     exchanged = {
         key: sum(line[key] for line in lines)
@@ -170,7 +202,7 @@ def totals(lines: Sequence[Mapping[str, Any]], *, open_seconds: float) -> dict[s
     }
     return {
         **exchanged,
-        "read_seconds": open_seconds + sum(line["read_seconds"] for line in lines),
+        "read_seconds": open_seconds + sum(line.get("read_seconds", 0.0) for line in lines),
         "update_seconds_median": median("update_seconds_median"),
         "epoch_seconds_median": median("seconds"),
         "images_per_second": median("images_per_second"),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.schema import write_json
+from paceline.schema.plain import parse_json, read_json_file
 
 FILE_NAME = "watch.json"
 
@@ -47,7 +48,7 @@ class FolderPosts:
 
     def read(self, rank: int) -> dict[str, Any] | None:
         try:
-            word = json.loads(self._path(rank).read_text())
+            word = read_json_file(self._path(rank))
         except (OSError, ValueError):
             return None
         return word if isinstance(word, dict) else None
@@ -91,7 +92,7 @@ class StorePosts:
         if not order.done.wait(0.0 if self._hangs() else self._patience) or order.answer is None:
             return None
         try:
-            word = json.loads(order.answer)
+            word = parse_json(order.answer)
         except ValueError:
             return None
         return word if isinstance(word, dict) else None

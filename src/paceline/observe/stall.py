@@ -69,7 +69,7 @@ class StallSettings:
         return min(max(self.least, self.factor * update_seconds), latest)
 
 
-_LONG_PHASES: Final = ("evaluate", "checkpoint", "start-up", "")
+_LONG_PHASES: Final = ("evaluate", "checkpoint", "proof", "start-up", "")
 """Phases whose length says nothing about a stall: only half of the deadline does."""
 
 

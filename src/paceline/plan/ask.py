@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from fractions import Fraction
 
 from paceline.cost.network import described_link
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, shown
 from paceline.lab.units import duration, rate
 from paceline.schema.machines import Link
 
 MOST_NODES = 1_000_000
+FASTEST = 1e6
+"""More than lies between any two machines."""
 
 
 def node_counts(text: str) -> tuple[int, ...]:
@@ -25,14 +26,20 @@ def node_counts(text: str) -> tuple[int, ...]:
     found: list[int] = []
     for place, word in enumerate(words):
         if word == "...":
-            if len(found) < 2 or place + 1 >= len(words) or not words[place + 1].isdigit():
+            if len(found) < 2 or place + 1 >= len(words) or not _count(words[place + 1]):
                 raise _wrong_nodes(text)
-            found += _going_on(found, int(words[place + 1]))
-        elif word.isdigit() and 1 <= int(word) <= MOST_NODES:
-            found.append(int(word))
+            found += _going_on(found, _count(words[place + 1]))
+        elif _count(word):
+            found.append(_count(word))
         else:
             raise _wrong_nodes(text)
     return tuple(sorted(set(found)))
+
+
+def _count(word: str) -> int:
+    """A number of nodes, or 0 for what is none."""
+    number = int(word) if word.isdecimal() and len(word) <= len(str(MOST_NODES)) else 0
+    return number if number <= MOST_NODES else 0
 
 
 def _going_on(found: list[int], end: int) -> list[int]:
@@ -48,7 +55,7 @@ def _going_on(found: list[int], end: int) -> list[int]:
 
 def _wrong_nodes(text: str) -> ConfigError:
     return ConfigError(
-        f"--nodes {text!r} must be whole numbers from 1 to {MOST_NODES:,} with commas, such as"
+        f"--nodes {shown(text)} must be whole numbers from 1 to {MOST_NODES:,} with commas, such as"
         " 1,2,4,...,64"
     )
 
@@ -62,7 +69,7 @@ def link_from(text: str) -> Link:
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 2:
         raise ConfigError(
-            f"--link {text!r} must be a rate and a latency with a comma between, such as"
+            f"--link {shown(text)} must be a rate and a latency with a comma between, such as"
             " 1Gbit/s,0.2ms"
         )
     return described_link(rate(parts[0].removesuffix("/s"), "--link"), duration(parts[1], "--link"))
@@ -76,13 +83,15 @@ def speeds(text: str) -> tuple[float, ...]:
     """
     found = []
     for word in text.split(","):
+        above, _, below = word.partition("/")
         try:
-            value = float(Fraction(word.strip()))
+            value = float(above) / float(below or 1)
         except (ValueError, ZeroDivisionError):
             value = 0.0
-        if value <= 0:
+        if not 1 / FASTEST <= value <= FASTEST:
             raise ConfigError(
-                f"--mix {text!r} must be speeds above 0 against the measured host, such as 1,1/21"
+                f"--mix {shown(text)} must be speeds above 0 against the measured host, such as"
+                f" 1,1/21, and at most {FASTEST:g} times as fast or slow"
             )
         found.append(value)
     return tuple(found)
@@ -99,5 +108,7 @@ def hourly_price(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise ConfigError(f"--price {text!r} must be a number per node and hour, such as 0.4/h")
+        raise ConfigError(
+            f"--price {shown(text)} must be a number per node and hour, such as 0.4/h"
+        )
     return value

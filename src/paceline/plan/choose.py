@@ -20,8 +20,8 @@ def explain(
             result.append(
                 dataclasses.replace(entry, chosen=True, reason=_why_chosen(candidates, chosen))
             )
-        elif entry.images_per_second is None:
-            result.append(entry)
+        elif entry.images_per_second is None or entry.out:
+            result.append(dataclasses.replace(entry, chosen=False))
         else:
             result.append(
                 dataclasses.replace(entry, reason=_why_not(entry, chosen, gradient_mb, allowed))
@@ -33,7 +33,9 @@ def _why_chosen(candidates: list[Candidate], chosen: Candidate) -> str:
     faster = [
         c
         for c in candidates
-        if c.exact == chosen.exact and (c.images_per_second or 0) > (chosen.images_per_second or 0)
+        if c.exact == chosen.exact
+        and not c.out
+        and (c.images_per_second or 0) > (chosen.images_per_second or 0)
     ]
     if not faster:
         return "the fastest"
@@ -96,6 +98,7 @@ def decision(race: Race, chosen: Candidate, *, gradient_mb: float) -> str:
         c
         for c in race.candidates
         if c.images_per_second
+        and not c.out
         and (c.exact or c.precision == chosen.precision)
         and c.node.strategy != chosen.node.strategy
         and c.node.strategy != "sequential"

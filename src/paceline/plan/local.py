@@ -20,10 +20,34 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }
 
 
+CROWD = 16
+"""Workers, or threads of all of them together, per core: even small tests of large nodes need no
+more, and thousands take the memory and the hours of a machine before they fail."""
+
+
 def asked_node(settings: LocalSettings, cores: int, *, elementwise: bool = True) -> NodePlan:
     """The node plan that an explicit strategy with its options means on `cores` cores."""
-    name = settings.strategy
     _refuse_foreign_options(settings)
+    _refuse_crowds(settings, cores)
+    return _asked(settings, cores, elementwise=elementwise)
+
+
+def _refuse_crowds(settings: LocalSettings, cores: int) -> None:
+    """Refuse more workers or threads than any use of this machine has."""
+    most, found = CROWD * cores, 1
+    for option in ("processes", "replicas", "stages", "threads"):
+        count = getattr(settings, option) or 1
+        found *= count
+        if found > most:
+            times = f" ({found} with the other options of [local])" if found > count else ""
+            raise ConfigError(
+                f"local.{option} = {count}{times} is more than {CROWD} for each of the {cores}"
+                f" cores that can be used: set it to at most {max(1, most * count // found)}"
+            )
+
+
+def _asked(settings: LocalSettings, cores: int, *, elementwise: bool) -> NodePlan:
+    name = settings.strategy
     if name == "threads":
         return NodePlan(strategy=name, threads=settings.threads or cores)
     if name == "replicas":

@@ -7,7 +7,7 @@ without measuring: the model, the batch, the shares, and what was asked.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.cost.split import Chain, Division, Placed, arrange, can_split, step_bytes
@@ -43,13 +43,15 @@ def choose_partition(
     *,
     parameters: int,
     possible: str = "",
+    obstacles: Mapping[str, str] | None = None,
 ) -> PartitionChoice:
     """Which layers are split over the nodes of `division`.
 
     `parameters` are all weights of the model; `possible` says in words why none can be
-    split whatever the bytes are, and is empty where some can.
+    split whatever the bytes are, and is empty where some can. `obstacles` says of single layers
+    why they stay whole.
     """
-    _check(settings, chains, division.nodes, possible)
+    _check(settings, chains, division.nodes, possible, obstacles or {})
     if settings.partition == "none" or division.nodes == 1:
         return PartitionChoice()
     if possible:
@@ -98,7 +100,13 @@ def obstacle(plan: Plan, settings: ExchangeSettings, *, elementwise: bool) -> st
     return "" if elementwise else "an optimizer of one's own needs whole weights"
 
 
-def _check(settings: ExchangeSettings, chains: Sequence[Chain], nodes: int, possible: str) -> None:
+def _check(
+    settings: ExchangeSettings,
+    chains: Sequence[Chain],
+    nodes: int,
+    possible: str,
+    obstacles: Mapping[str, str],
+) -> None:
     if settings.partition != "manual":
         if settings.layers:
             raise ConfigError(
@@ -112,6 +120,11 @@ def _check(settings: ExchangeSettings, chains: Sequence[Chain], nodes: int, poss
         raise ConfigError(f"exchange.partition = 'manual' cannot be followed: {possible}")
     valid = [layer.name for chain in chains for layer in chain if can_split(layer, nodes)]
     for name in settings.layers:
+        if name in obstacles and nodes > 1:
+            raise ConfigError(
+                f"exchange.layers has {name!r}, which cannot be split because {obstacles[name]};"
+                f" layers that can: {', '.join(valid) or 'none'}"
+            )
         if name not in valid:
             raise ConfigError(
                 f"exchange.layers has {name!r}, which cannot be split over {nodes} nodes; layers"

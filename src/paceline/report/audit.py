@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -10,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import RunDirectoryError
+from paceline.errors import RunDirectoryError, shown
+from paceline.schema.plain import read_json_file
 
 QUANTITIES = ("update_seconds", "images_per_second", "bytes_per_update", "memory_mb")
 ENOUGH = 3
@@ -62,9 +62,12 @@ def audit(paths: Sequence[Path]) -> Audit:
         if not path.is_dir():
             raise RunDirectoryError(f"there is no run directory {path}: `paceline runs` lists them")
         try:
-            summary: dict[str, Any] = json.loads((path / "run.json").read_text())
-        except (OSError, ValueError):
+            summary = read_json_file(path / "run.json")
+        except FileNotFoundError:
             skipped[str(path)] = "it has no run.json: it did not end"
+            continue
+        except (OSError, ValueError) as error:
+            skipped[str(path)] = f"its run.json cannot be read: {error}"
             continue
         found = audited(str(path), summary)
         if isinstance(found, str):
@@ -98,8 +101,10 @@ def _disagree(ratios: Sequence[float]) -> bool:
     return high - low > DISAGREE * middle
 
 
-def audited(name: str, summary: dict[str, Any]) -> Audited | str:
+def audited(name: str, summary: Any) -> Audited | str:
     """One run's run.json, compared; a string says why it cannot be."""
+    if not isinstance(summary, dict):
+        return f"its run.json is {shown(summary)}, not a table of keys"
     predicted = _numbers(summary.get("predicted"))
     measured = _numbers(summary.get("measured"))
     if not measured:

@@ -19,6 +19,7 @@ _MEASURED = (
     ("updates", "updates"),
     ("train loss", "train_loss"),
     ("test loss", "test_loss"),
+    ("best test loss", "best_loss"),
     ("test accuracy", "test_accuracy"),
     ("best accuracy", "best_accuracy"),
 )

@@ -49,6 +49,7 @@ def line_of(run: RunData) -> dict[str, Any]:
         "exchange": run.exchange or None,
         "epochs": len(run.metrics),
         "images_per_second": run.speed,
+        "test_loss": run.loss,
         "test_accuracy": run.accuracy,
         "finished": run.finished,
         "problems": list(run.problems),

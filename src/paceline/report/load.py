@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import PacelineError, RunDirectoryError
+from paceline.errors import PacelineError, RunDirectoryError, shown
 from paceline.run import RunDirectory
 from paceline.schema import Plan, Race, read_json
 from paceline.schema.events import Session, newest_sessions
 from paceline.schema.ledger import Ledger
+from paceline.schema.plain import parse_json, read_json_file, read_text, read_toml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +98,13 @@ class RunData:
 
     @property
     def accuracy(self) -> float | None:
+        """Of the last evaluation; None where there are no classes."""
         return self.number("test_accuracy")
+
+    @property
+    def loss(self) -> float | None:
+        """Test loss of the last evaluation."""
+        return self.number("test_loss")
 
     def number(self, key: str) -> float | None:
         """A finite number of run.json, or the last one of metrics.jsonl."""
@@ -199,8 +204,8 @@ def _read_toml(path: Path, problems: list[str]) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        return tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        return read_toml(path)
+    except (PacelineError, OSError) as error:
         problems.append(f"{path.name} could not be read: {error}")
         return {}
 
@@ -209,11 +214,14 @@ def _read_object(path: Path, problems: list[str]) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text())
+        found = read_json_file(path)
     except (ValueError, OSError) as error:
         problems.append(f"{path.name} could not be read: {error}")
         return {}
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        problems.append(f"{path.name} could not be read: it is {shown(found)}, not a table of keys")
+        return {}
+    return found
 
 
 def _read_lines(path: Path, problems: list[str]) -> tuple[dict[str, Any], ...]:
@@ -221,14 +229,14 @@ def _read_lines(path: Path, problems: list[str]) -> tuple[dict[str, Any], ...]:
     if not path.exists():
         return ()
     try:
-        text = path.read_text(errors="replace")
-    except OSError as error:
+        text = read_text(path)
+    except (ValueError, OSError) as error:
         problems.append(f"{path.name} could not be read: {error}")
         return ()
     lines = []
     for each in text.splitlines():
         try:
-            line = json.loads(each)
+            line = parse_json(each)
         except ValueError:
             continue
         if isinstance(line, dict) and finite(line.get("epoch")) is not None:

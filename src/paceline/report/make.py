@@ -74,6 +74,8 @@ def _tiles(run: RunData) -> list[tuple[str, str]]:
         tiles.append((rate(run.speed), "images/s, median over the epochs"))
     if run.accuracy is not None:
         tiles.append((f"{run.accuracy:.2%}", "test accuracy after the last epoch"))
+    elif run.loss is not None:
+        tiles.append((f"{run.loss:.4g}", "test loss after the last epoch"))
     seconds = run.number("total_seconds")
     if seconds is not None:
         tiles.append((duration(seconds), "in all, evaluation included"))

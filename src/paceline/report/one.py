@@ -289,7 +289,7 @@ def plan_section(run: RunData) -> Section:
 
 
 def curves_section(run: RunData) -> Section:
-    """Loss, accuracy and speed, epoch by epoch."""
+    """Loss, accuracy (with classes) and speed, epoch by epoch."""
     if not run.metrics:
         return Section(
             key="training",
@@ -320,7 +320,8 @@ def curves_section(run: RunData) -> Section:
     columns = tuple(
         column
         for column in columns
-        if column[1] not in ("bytes_sent", "exchange_wait_seconds") or any(run.column(column[1]))
+        if any(value is not None for value in run.column(column[1]))
+        and (column[1] not in ("bytes_sent", "exchange_wait_seconds") or any(run.column(column[1])))
     )
     rows = zip(
         *(

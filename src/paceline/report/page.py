@@ -111,8 +111,8 @@ def _figures(figures: Iterable[Figure | Table]) -> str:
         assert isinstance(figure, Figure)
         kind = ' class="wide"' if figure.horizontal else ""
         parts.append(
-            f'<figure id="figure-{figure.key}"{kind}>\n<h3>{escape(figure.title)}</h3>\n'
-            f'<div class="plot" id="plot-{figure.key}"></div>\n'
+            f'<figure id="figure-{escape(figure.key)}"{kind}>\n<h3>{escape(figure.title)}</h3>\n'
+            f'<div class="plot" id="plot-{escape(figure.key)}"></div>\n'
             f'<div class="static">{figure_svg(figure, bare=True)}</div>\n'
             f"<figcaption>{escape(figure.caption)}</figcaption>\n</figure>\n"
         )
@@ -150,7 +150,7 @@ def _table(table: Table) -> str:
         rows.append(f"<tr{strong}>{cells}</tr>\n")
     caption = "" if table.folded else f"<caption>{escape(table.title)}</caption>"
     return (
-        f'<div class="table"><table id="table-{table.key}">{caption}'
+        f'<div class="table"><table id="table-{escape(table.key)}">{caption}'
         f"<thead><tr>{head}</tr></thead><tbody>\n{''.join(rows)}</tbody></table></div>\n"
     )
 

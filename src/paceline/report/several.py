@@ -29,6 +29,14 @@ def several_sections(runs: Sequence[RunData]) -> list[Section]:
 
 def overview_section(runs: Sequence[RunData]) -> Section:
     """One row per run, and its speed as a bar."""
+    scores = [
+        (title, key, style)
+        for title, key, style in (
+            ("test loss", "test_loss", ".4f"),
+            ("test accuracy", "test_accuracy", ".2%"),
+        )
+        if any(run.number(key) is not None for run in runs)
+    ]
     rows: list[tuple[Cell, ...]] = [
         (
             run.name,
@@ -39,7 +47,7 @@ def overview_section(runs: Sequence[RunData]) -> Section:
             run.strategy,
             run.exchange,
             run.speed,
-            run.accuracy,
+            *(run.number(key) for _, key, _ in scores),
             run.number("epoch_seconds_median"),
             run.number("total_seconds"),
             run.finished,
@@ -51,10 +59,13 @@ def overview_section(runs: Sequence[RunData]) -> Section:
         title="Runs",
         columns=(
             "run", "model", "data", "batch", "hosts", "local strategy", "exchange", "images/s",
-            "test accuracy", "epoch (s)", "total (s)", "finished",
+            *(title for title, _, _ in scores), "epoch (s)", "total (s)", "finished",
         ),
         rows=tuple(rows),
-        formats=("", "", "", ",d", "d", "", "", ",.0f", ".2%", ",.2f", ",.1f", ""),
+        formats=(
+            "", "", "", ",d", "d", "", "", ",.0f", *(style for _, _, style in scores), ",.2f",
+            ",.1f", "",
+        ),
     )  # fmt: skip
     known = [run for run in runs if run.speed]
     blocks: list[Figure | Table] = []
@@ -120,7 +131,7 @@ def _what(run: RunData) -> str:
 
 
 def curves_section(runs: Sequence[RunData]) -> Section | None:
-    """Test accuracy and loss of all runs, by epoch and by time."""
+    """Test loss of all runs, and accuracy of those with classes, by epoch and by time."""
     known = [run for run in runs if run.metrics]
     if not known:
         return None
@@ -131,9 +142,13 @@ def curves_section(runs: Sequence[RunData]) -> Section | None:
         _overlay("accuracy-time", "Accuracy by time", caption + time, known, "test_accuracy", True),
         _overlay("loss-epochs", "Test loss by epoch", caption, known, "test_loss"),
     ]
+    if not figures[0].series:
+        figures.append(
+            _overlay("loss-time", "Test loss by time", caption + time, known, "test_loss", True)
+        )
     return Section(
         key="curves",
-        title="Loss and accuracy",
+        title="Loss and accuracy" if figures[0].series else "Loss",
         blocks=tuple(figure for figure in figures if figure.series),
     )
 

@@ -104,7 +104,7 @@ def _scaling_table(found: Sequence[Scaling], kind: Kind, unit: str) -> Table:
 
 
 def batch_section(runs: Sequence[RunData]) -> Section | None:
-    """Accuracy, loss, time and speed against the batch, where batches differ."""
+    """Accuracy (with classes), loss, time and speed against the batch, where batches differ."""
     groups = [
         (name, sorted(members, key=lambda run: run.batch or 0))
         for name, members in grouped(
@@ -122,14 +122,23 @@ def batch_section(runs: Sequence[RunData]) -> Section | None:
     ]
     if not groups:
         return None
-    quantities = (
-        ("accuracy", "Test accuracy", "test accuracy", "test_accuracy", "percent"),
-        ("loss", "Test loss", "test loss", "test_loss", "plain"),
-        ("time", "Time per epoch", "seconds per epoch", "epoch_seconds_median", "plain"),
-    )
+    quantities = [
+        ("accuracy", "Test accuracy", "test accuracy", "test_accuracy", ".2%", "test accuracy"),
+        ("loss", "Test loss", "test loss", "test_loss", ".4f", "test loss"),
+        (
+            "time",
+            "Time per epoch",
+            "seconds per epoch",
+            "epoch_seconds_median",
+            ",.2f",
+            "epoch (s)",
+        ),
+    ]
+    members = [run for _, members in groups for run in members]
+    quantities = [q for q in quantities if any(run.number(q[3]) is not None for run in members)]
     figures = [
-        _batch_figure(groups, key, title, unit, column, percent=style == "percent")
-        for key, title, unit, column, style in quantities
+        _batch_figure(groups, key, title, unit, column, percent=style == ".2%")
+        for key, title, unit, column, style, _ in quantities
     ]
     rows: list[tuple[Cell, ...]] = [
         (name or run.model, run.batch, run.name, *(run.number(q[3]) for q in quantities), run.speed)
@@ -139,9 +148,9 @@ def batch_section(runs: Sequence[RunData]) -> Section | None:
     table = Table(
         key="batch",
         title="By batch size",
-        columns=("series", "batch", "run", "test accuracy", "test loss", "epoch (s)", "images/s"),
+        columns=("series", "batch", "run", *(q[5] for q in quantities), "images/s"),
         rows=tuple(rows),
-        formats=("", ",d", "", ".2%", ".4f", ",.2f", ",.0f"),
+        formats=("", ",d", "", *(q[4] for q in quantities), ",.0f"),
     )
     return Section(key="batch", title="Against the batch size", blocks=(*figures, table))
 

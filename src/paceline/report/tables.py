@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.schema import Candidate, Race
-from paceline.text import rate
+from paceline.text import rate, terminal
 
 
 def race_table(race: Race) -> Table:
@@ -43,5 +43,4 @@ def _row(entry: Candidate) -> list[str]:
 
 def wide_console() -> Console:
     """A console for tables: what a terminal has, and room enough when piped."""
-    console = Console()
-    return console if console.is_terminal else Console(width=150)
+    return terminal(width=150)

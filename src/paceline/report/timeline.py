@@ -13,6 +13,7 @@ from paceline.schema.events import Session, Span
 SPAN_LOOKS = {
     "compute": 0, "forward": 0, "backward": 5, "exchange": 1, "wait": 3, "read": 2,
     "optimizer": 7, "checkpoint": 4, "evaluate": 6, "start_up": 6,
+    "proof": 8,
 }  # fmt: skip
 """One look per kind of work, the same in every figure."""
 

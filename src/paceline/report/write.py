@@ -13,6 +13,7 @@ from paceline.report.drawing import figure_png, figure_svg
 from paceline.report.figure import Table
 from paceline.report.page import Report, render
 from paceline.schema import encode
+from paceline.text import spreadsheet_cell
 
 
 def write_page(report: Report, path: Path) -> Path:
@@ -41,8 +42,8 @@ def table_csv(table: Table) -> str:
     """For programs: every digit, nothing for what is not known."""
     output = io.StringIO()
     writer = csv.writer(output, lineterminator="\n")
-    writer.writerow(table.columns)
-    writer.writerows(table.rows)
+    writer.writerow(spreadsheet_cell(name) for name in table.columns)
+    writer.writerows([spreadsheet_cell(cell) for cell in row] for row in table.rows)
     return output.getvalue()
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+
+from paceline.errors import ConfigError
 
 FORMAT = 1
 
@@ -17,6 +20,11 @@ class Calibration:
     """By the exchange's name: measured time of an update over predicted time."""
     runs: dict[str, int] = field(default_factory=dict)
     """How many runs each factor stands on."""
+
+    def __post_init__(self) -> None:
+        for name, factor in self.factors.items():
+            if not 0 < factor < math.inf:
+                raise ConfigError(f"factors.{name} = {factor:g} must be above 0")
 
 
 def calibration_name(

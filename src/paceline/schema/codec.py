@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import os
 import types
 import typing
@@ -16,7 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.errors import ConfigError, RunDirectoryError, unknown_name
+from paceline.errors import ConfigError, RunDirectoryError, shown, unknown_name
+from paceline.schema.plain import LARGEST, read_json_file
 
 T = TypeVar("T")
 
@@ -61,7 +63,7 @@ def encode(value: Any, *, keep_none: bool = True) -> Any:
 def decode(cls: type[T], data: Any, where: str = "") -> T:
     """Build the dataclass `cls` from plain data; `where` is the path for messages."""
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{where or 'the file'} is {data!r}, but must be a table of keys")
+        raise ConfigError(f"{where or 'the file'} is {shown(data)}, but must be a table of keys")
     types_of: dict[str, Any] = field_types(typing.cast(Any, cls))
     values = {}
     for key, value in data.items():
@@ -93,9 +95,9 @@ def check_bounds(value: Any, where: str = "") -> None:
         path = f"{where}.{field.name}" if where else field.name
         # `not >=` instead of `<` so that NaN is refused too
         if low is not None and not number >= low:
-            raise ConfigError(f"{path} = {number} is too small: it must be at least {low:g}")
+            raise ConfigError(f"{path} = {shown(number)} is too small: it must be at least {low:g}")
         if high is not None and not number <= high:
-            raise ConfigError(f"{path} = {number} is too large: it must be at most {high:g}")
+            raise ConfigError(f"{path} = {shown(number)} is too large: it must be at most {high:g}")
 
 
 def _paths(where: str, names: Mapping[str, Any]) -> list[str]:
@@ -114,16 +116,16 @@ def _decode_value(kind: Any, value: Any, path: str) -> Any:
             c is value for c in (True, False)
         ):
             valid = ", ".join(str(choice) for choice in choices)
-            raise ConfigError(f"{path} = {value!r} is not one of its choices: {valid}")
+            raise ConfigError(f"{path} = {shown(value)} is not one of its choices: {valid}")
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise ConfigError(f"{path} = {value!r} must be a list, as in [ ... ]")
+            raise ConfigError(f"{path} = {shown(value)} must be a list, as in [ ... ]")
         item = typing.get_args(kind)[0]
         return tuple(_decode_value(item, v, f"{path}[{i}]") for i, v in enumerate(value))
     if origin in (dict, Mapping) or kind is dict:
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{path} = {value!r} must be a table of keys")
+            raise ConfigError(f"{path} = {shown(value)} must be a table of keys")
         item = typing.get_args(kind)[1] if typing.get_args(kind) else object
         return {str(k): _decode_value(item, v, f"{path}.{k}") for k, v in value.items()}
     if dataclasses.is_dataclass(kind):
@@ -143,15 +145,22 @@ def _decode_union(kind: Any, value: Any, path: str) -> Any:
         except ConfigError:
             continue
     wanted = " or ".join(_PLAIN.get(option, str(option)) for option in options)
-    raise ConfigError(f"{path} = {value!r} must be {wanted}")
+    raise ConfigError(f"{path} = {shown(value)} must be {wanted}")
 
 
 def _decode_plain(kind: Any, value: Any, path: str) -> Any:
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, kind) and not (kind in (int, float) and isinstance(value, bool)):
-        return value
-    raise ConfigError(f"{path} = {value!r} must be {_PLAIN.get(kind, kind.__name__)}")
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if is_whole and kind in (int, float):
+        if not -LARGEST <= value <= LARGEST:
+            raise ConfigError(f"{path} = {shown(value)} must fit into 64 bits")
+        return kind(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ConfigError(f"{path} = {shown(value)} must be {_PLAIN.get(kind, kind.__name__)}")
+    if kind is float and not math.isfinite(value):
+        raise ConfigError(f"{path} = {value} must be a finite number")
+    if kind is str and "\0" in value:
+        raise ConfigError(f"{path} = {shown(value)} must be a text without zero bytes")
+    return value
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -165,10 +174,12 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(cls: type[T], path: Path) -> T:
     """Read a dataclass that `write_json` wrote, or that a person edited since."""
     try:
-        data = json.loads(path.read_text())
+        data = read_json_file(path)
     except FileNotFoundError:
         raise RunDirectoryError(f"{path} does not exist") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
         raise RunDirectoryError(f"{path} is not valid JSON: {error}") from None
     try:
         return decode(cls, data)

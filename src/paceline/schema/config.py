@@ -6,12 +6,22 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, shown
 from paceline.schema.codec import rule
 
 STRATEGIES = ("sequential", "threads", "replicas", "processes", "pipeline", "hybrid", "hogwild")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 DEFAULT_BATCH = 128
+MOST_CLASSES = 2**24
+"""One row of weights each: beyond that no model of this kind fits into a machine."""
+MOST_SAMPLES = 2**40
+"""Of one update: far above any, and still far below where sums of them overflow."""
+MOST_PIXELS = 2**14
+"""Height and width of an image; one in colour then takes 3 GB."""
+MOST_THREADS = 4096
+"""More than any machine has cores: the kernel would refuse them."""
+A_WEEK = 7 * 24 * 3600.0
+"""Seconds; whoever waits longer waits for nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +32,7 @@ class Workload:
     """A model's name (`paceline models`), or your own: "module:callable" or "file.py:callable"."""
     model_options: dict[str, object] = field(default_factory=dict)
     """Options of the model, such as { dropout = 0.2 } or { stem = "small" }."""
-    classes: int | None = rule(default=None, minimum=2)
+    classes: int | None = rule(default=None, minimum=2, maximum=MOST_CLASSES)
     """How many classes the model tells apart; the data's own number when left out."""
     weights: str | None = None
     """A safetensors or torch file to start from; torchvision's parameter names fit."""
@@ -32,9 +42,9 @@ class Workload:
     """Train only the last layer and leave the rest of the model as it is."""
     data: str = "digits"
     """A data set's name (`paceline data`), a folder of class folders, or "module:callable"."""
-    batch_size: int | None = rule(default=None, minimum=1)
+    batch_size: int | None = rule(default=None, minimum=1, maximum=MOST_SAMPLES)
     """Samples per update over all machines; 128 when neither this nor batch_per_worker is given."""
-    batch_per_worker: int | None = rule(default=None, minimum=1)
+    batch_per_worker: int | None = rule(default=None, minimum=1, maximum=MOST_SAMPLES)
     """Samples per update and worker (weak scaling), instead of batch_size.
 
     A worker is a process of `processes` or a row of `hybrid`; otherwise a machine is one.
@@ -64,7 +74,7 @@ class Data:
 
     root: str | None = None
     """Folder that holds the data sets; PACELINE_DATA when left out."""
-    image_size: int | None = rule(default=None, minimum=8)
+    image_size: int | None = rule(default=None, minimum=8, maximum=MOST_PIXELS)
     """Height and width that images are scaled to; the model's own when left out."""
     limit: int | None = rule(default=None, minimum=1)
     """Use only this many samples of each split."""
@@ -74,7 +84,7 @@ class Data:
     """Random horizontal flips for photographs in training."""
     cache: str | None = None
     """Folder for decoded images; the user's cache folder when left out."""
-    workers: int | None = rule(default=None, minimum=1)
+    workers: int | None = rule(default=None, minimum=1, maximum=MOST_THREADS)
     """Threads that read and decode; as many as there are cores when left out."""
     options: dict[str, object] = field(default_factory=dict)
     """Options of the data set, such as { shape = [3, 32, 32] } for synthetic."""
@@ -118,7 +128,7 @@ class Optimizer:
             raise ConfigError(f"optimizer.clip_norm = {self.clip_norm} must be above 0")
         if self.name != "sgd" and (self.momentum or self.nesterov):
             raise ConfigError(
-                f"optimizer.momentum and nesterov belong to sgd, not to {self.name!r}:"
+                f"optimizer.momentum and nesterov belong to sgd, not to {shown(self.name)}:"
                 " leave them out"
             )
         if self.nesterov and not self.momentum:
@@ -131,8 +141,10 @@ class Until:
 
     accuracy: float | None = rule(default=None, minimum=0.0, maximum=1.0)
     """Stop when the test accuracy reaches this (0 to 1)."""
+    loss: float | None = None
+    """Stop when the test loss is at most this."""
     patience: int | None = rule(default=None, minimum=1)
-    """Stop when the test accuracy has not improved for this many epochs."""
+    """Stop after this many evaluations without a better test accuracy (loss, without classes)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +155,8 @@ class Train:
     """Passes over the training data."""
     steps: int | None = rule(default=None, minimum=1)
     """Stop after this many updates, whatever `epochs` says."""
+    lengths: dict[str, int] = field(default_factory=dict)
+    """Written by --resume for longer: before that update, rates count out of that many."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """"auto" takes CUDA where there is one, else the CPU."""
     until: Until = field(default_factory=Until)
@@ -155,8 +169,16 @@ class Train:
     """How many of the newest checkpoints are kept, besides the best one."""
     deterministic: bool = True
     """Use only operations that give the same result every time."""
-    deadline: float = rule(default=60.0, minimum=1.0)
+    deadline: float = rule(default=60.0, minimum=1.0, maximum=A_WEEK)
     """Seconds that ranks wait for a rank that does not arrive before the run is ended."""
+
+    def __post_init__(self) -> None:
+        for update, length in self.lengths.items():
+            if not update.isdecimal() or length < 1:
+                raise ConfigError(
+                    f"train.lengths.{update} = {length} must be a number of updates under the"
+                    " number of an update: --resume writes it, leave it as it is"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +212,7 @@ class LocalSettings:
     """"auto" lets a short race decide; hogwild is never chosen unless named here."""
     processes: int | None = rule(default=None, minimum=1)
     """For processes and hogwild: how many; one per core when left out."""
-    threads: int | None = rule(default=None, minimum=1)
+    threads: int | None = rule(default=None, minimum=1, maximum=MOST_THREADS)
     """Threads of each process; cores divided by processes when left out."""
     replicas: int | None = rule(default=None, minimum=1)
     """For replicas (threads) and hybrid (rows of stages): how many copies of the model."""
@@ -218,7 +240,7 @@ class ExchangeSettings:
     """Which linear layers are split over nodes: chosen from bytes, none, or those in `layers`."""
     layers: tuple[str, ...] = ()
     """With partition = "manual": names of the linear layers that are split by feature."""
-    bucket_mb: float = rule(default=8.0, minimum=0.001)
+    bucket_mb: float = rule(default=8.0, minimum=0.001, maximum=1e6)
     """Megabytes of gradient that leave together."""
     overlap: bool = True
     """Send gradients while the backward pass still runs; false only to see what that gains."""
@@ -261,10 +283,17 @@ class Observe:
 
     events: bool = True
     """Write spans and resource samples of every rank to rank-*/events.jsonl."""
-    samples_every: float = rule(default=1.0, minimum=0.0)
+    samples_every: float = rule(default=1.0, minimum=0.0, maximum=A_WEEK)
     """Seconds between two samples of CPU, memory, network and disk; 0 takes none."""
     tensorboard: bool = False
     """Also write event files for TensorBoard into the run's folder `tensorboard`."""
+
+    def __post_init__(self) -> None:
+        if 0 < self.samples_every < 0.01:
+            raise ConfigError(
+                f"observe.samples_every = {self.samples_every:g} must be at least 0.01 s, or 0 for"
+                " none: taking a sample takes a part of that"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,4 +326,10 @@ class Config:
 
     def __post_init__(self) -> None:
         if not self.name or any(character in self.name for character in "/\\\0\n"):
-            raise ConfigError(f"name = {self.name!r} must be a plain word: it names a directory")
+            raise ConfigError(
+                f"name = {shown(self.name)} must be a plain word: it names a directory"
+            )
+        if len(self.name) > 100:
+            raise ConfigError(
+                f"name = {shown(self.name)} must have at most 100 characters: it names a directory"
+            )

@@ -20,12 +20,16 @@ from typing import Any, Final, Literal, get_args
 
 from paceline.errors import ConfigError
 from paceline.schema.codec import decode, encode
+from paceline.schema.plain import parse_json
 
 VERSION: Final = 1
 FILE_NAME: Final = "events.jsonl"
+LONGEST_LINE: Final = 2**20
+"""Of an event; a sample of a hundred network interfaces has a hundredth of it."""
 
 SpanName = Literal[
     "start_up",
+    "proof",
     "read",
     "compute",
     "forward",
@@ -211,7 +215,7 @@ def _is_left_out(event: Event, key: str, value: Any) -> bool:
 def decode_line(text: str) -> Event | None:
     """The event of a line; None for half a line, and for what a later version may add."""
     try:
-        data = json.loads(text)
+        data = parse_json(text)
     except ValueError:
         return None
     kind = _KINDS.get(str(data.pop("event", ""))) if isinstance(data, dict) else None
@@ -302,7 +306,8 @@ def read_lines(path: Path) -> Iterator[Event]:
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
+        # In pieces: a damaged file may be one line of any length.
+        for line in iter(lambda: file.readline(LONGEST_LINE), ""):
             event = decode_line(line)
             if event is not None:
                 yield event

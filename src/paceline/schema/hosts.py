@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, shown
 from paceline.schema.codec import rule
 
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*")
@@ -17,7 +17,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*")
 class HostDefaults:
     """What every host has that does not say otherwise."""
 
-    slots: int = rule(default=1, minimum=1)
+    slots: int = rule(default=1, minimum=1, maximum=4096)
     """Nodes that it is divided into: 1 starts its own local workers, more are started apart."""
     role: Literal["worker", "server"] = "worker"
     """"server" holds parameters for the exchange parameter_server and computes nothing."""
@@ -25,9 +25,9 @@ class HostDefaults:
     """Network interface that the others reach it by; found by trying when left out."""
     python: str | None = None
     """Python that has Paceline there; the launcher's own path when left out."""
-    cores: int | None = rule(default=None, minimum=1)
+    cores: int | None = rule(default=None, minimum=1, maximum=2**16)
     """Cores to use there; all visible ones when left out."""
-    share: float | None = rule(default=None, minimum=0.0)
+    share: float | None = rule(default=None, minimum=0.0, maximum=1e9)
     """Part of every batch in proportion to the other hosts; measured when left out."""
 
 
@@ -44,7 +44,7 @@ class Host(HostDefaults):
         for key, value in (("name", self.name), ("address", self.address or self.name)):
             if not _PLAIN.fullmatch(value):
                 raise ConfigError(
-                    f"host.{key} = {value!r} must be a host's plain name or address:"
+                    f"host.{key} = {shown(value)} must be a host's plain name or address:"
                     " letters, digits and any of . _ : @ -"
                 )
 
@@ -80,7 +80,8 @@ class Hosts:
         for host in self.host:
             if host.name in seen:
                 raise ConfigError(
-                    f"host.name = {host.name!r} appears twice: give one entry `slots = 2` instead"
+                    f"host.name = {shown(host.name)} appears twice: give one entry `slots = 2`"
+                    " instead"
                 )
             seen.add(host.name)
 

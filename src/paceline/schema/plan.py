@@ -47,6 +47,11 @@ class NodePlan:
         return self.strategy in ("processes", "hogwild", "pipeline", "hybrid")
 
     @property
+    def divides(self) -> bool:
+        """Whether losses are computed of parts of the node's share, and not of all of it."""
+        return self.workers > 1 or self.replicas > 1 or self.micro_batches > 1
+
+    @property
     def workers(self) -> int:
         """How many disjoint parts of the node's share are worked on by ranks of their own."""
         return self.ranks // self.stages if self.strategy in ("pipeline", "hybrid") else self.ranks

@@ -34,6 +34,8 @@ class Candidate:
     crossing_mb: float | None = None
     """What goes between the cores in every update, estimated."""
     exact: bool = True
+    out: bool = False
+    """Fast or not, it gave other weights than one process: `reason` says which and why."""
     chosen: bool = False
     reason: str = ""
 
@@ -52,6 +54,8 @@ class Race:
     """Part of the cores that other programs used before the race."""
     warnings: tuple[str, ...] = ()
     candidates: tuple[Candidate, ...] = ()
+    gradient_mb: float = 0.0
+    """What the gradients of all weights take."""
     decision: str = ""
     made: str = ""
     """When it was run."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +23,8 @@ class RankContext:
     """Where the first rank listens."""
     port: int = 0
     backend: str = "gloo"
-    has_store: bool = False
-    """Whoever started the ranks listens there already (torchrun)."""
+    secret: str = field(default="", repr=False)
+    """By which nodes of one run prove to each other that they belong to it."""
 
     @property
     def is_leader(self) -> bool:

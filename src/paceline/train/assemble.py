@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
 
 from paceline import exchange
 from paceline.data.feed import Batch, Feed
 from paceline.data.sampler import GlobalSampler, apportion
 from paceline.errors import UnsupportedError
-from paceline.exchange.base import Exchange, Memory, Setting
+from paceline.exchange.agreement import agree_on_files, agree_on_model, rest_of
+from paceline.exchange.base import Beginning, Exchange, Memory, Setting
 from paceline.exchange.memory import ENTRY, gathered, of_node
 from paceline.exchange.network import Network
 from paceline.exchange.partition import Partition
+from paceline.exchange.splittable import look_at
 from paceline.local.base import Job, LocalStrategy, OptimizerState
 from paceline.local.board import Arena, Board
+from paceline.local.shared import model_digest
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, RankContext
 from paceline.train.checkpoint import Checkpoints
@@ -23,6 +32,7 @@ from paceline.train.device import choose_device
 from paceline.train.parts import Given, Parts
 from paceline.train.progress import SilentView, View
 from paceline.train.shares import worker_shares
+from paceline.train.team import Team
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +49,8 @@ class Task:
     network: Network | None = None
     """The other nodes, on a node's leader; None when there is only one node."""
     view: View = dataclasses.field(default_factory=SilentView)
+    checkpoint: Path | None = None
+    """What the training goes on from; see `agreed_checkpoint`."""
     ranks_before: int = 0
     """Ranks of the run that are not of this plan: the process that leads a training in legs."""
     process_is_new: bool = True
@@ -49,8 +61,10 @@ def make_job(task: Task, parts: Parts) -> Job:
     """What the local strategy of this rank's node needs."""
     config, plan = task.config, task.plan
     node = plan.nodes[task.context.node]
+    samples = len(parts.dataset.train)
+    whole = min(plan.batch_size, samples)
     return Job(
-        build_model=parts.build_model,
+        build_model=lambda: agreed_model(task, parts),
         loss=parts.loss,
         build_optimizer=parts.build_optimizer,
         elementwise=parts.elementwise,
@@ -63,13 +77,57 @@ def make_job(task: Task, parts: Parts) -> Job:
         clip_norm=config.optimizer.clip_norm,
         seed=config.seed,
         sample_shape=parts.dataset.sample_shape,
-        batch_size=_node_batch(task, len(parts.dataset.train)),
+        sample_type=_sample_type(task, parts),
+        batch_size=max(1, _node_part(task, whole)),
+        last_batch=_node_part(task, samples % whole),
         board=task.board,
         arena=task.arena,
         exchange=make_exchange(task),
         partition=make_partition(task, parts),
         nodes=task.context.nodes,
         first_worker=first_worker(plan, task.context.node),
+    )
+
+
+def agreed_model(task: Task, parts: Parts) -> nn.Module:
+    """A model with the first node's weights and buffers, before anything is made of it.
+
+    Where nodes are connected in pairs alone, the exchange gives them those when it starts.
+    """
+    model = parts.build_model()
+    if task.network is not None and task.network.is_whole:
+        agree_on_model(task.network, model)
+    return model
+
+
+def agreed_checkpoint(task: Task) -> Path | None:
+    """The checkpoint that this rank goes on from: on every node the first node's newest."""
+    newest = Checkpoints(task.run.checkpoints, task.config.train.keep).newest()
+    if task.context.nodes == 1 or (task.network is not None and not task.network.is_whole):
+        return newest
+    word = task.run.path / f"node-{task.context.node}" / "resume.json"
+    if task.network is not None:
+        newest = agree_on_files(task.network, newest, word.parent)
+        word.parent.mkdir(exist_ok=True)
+        word.write_text(json.dumps(None if newest is None else str(newest)))
+    if task.board is not None:  # the node's other ranks read what its leader has found
+        task.board.barrier("the checkpoint")
+    found = json.loads(word.read_text())
+    return None if found is None else Path(found)
+
+
+def beginning_of(
+    strategy: LocalStrategy, update: int, optimizer: OptimizerState | None = None
+) -> Beginning:
+    """What this node begins with, if it hears of nothing else."""
+    model = strategy.model
+    return Beginning(
+        update=update,
+        named=[(name, p) for name, p in model.named_parameters() if p.requires_grad],
+        rest=rest_of(model),
+        optimizer=optimizer or {},
+        load_optimizer=strategy.load_optimizer_state,
+        model=model_digest(model),
     )
 
 
@@ -96,7 +154,7 @@ def make_exchange(task: Task) -> Exchange | None:
 def _saved_memory(task: Task) -> Memory:
     """What the newest checkpoint has of this exchange; nothing if there were other nodes then."""
     checkpoints = Checkpoints(task.run.checkpoints, task.config.train.keep)
-    newest = checkpoints.newest()
+    newest = task.checkpoint
     entries = {} if newest is None else checkpoints.load(newest)[2].get(ENTRY, {})
     nodes = {key.partition("/")[0] for key in entries}
     return of_node(entries, task.context.node) if len(nodes) == task.context.nodes else {}
@@ -117,13 +175,22 @@ def make_partition(task: Task, parts: Parts) -> Partition | None:
         plan.feature_layers,
         [node.share for node in plan.nodes],
         plan.batch_size,
+        # A model of its own: the one that is trained must not have been run before.
+        look_at(parts.build_model(), parts.trial()),
     )
 
 
-def _node_batch(task: Task, samples: int) -> int:
-    """Samples of a global batch that this rank's node takes, at the plan's shares."""
-    whole = min(task.plan.batch_size, samples)
-    return max(1, apportion(whole, [node.share for node in task.plan.nodes])[task.context.node])
+def _node_part(task: Task, count: int) -> int:
+    """Samples of a batch of `count` that this rank's node takes, at the plan's shares."""
+    return apportion(count, [node.share for node in task.plan.nodes])[task.context.node]
+
+
+def _sample_type(task: Task, parts: Parts) -> torch.dtype | None:
+    """The type of the data's inputs, for strategies that must know it before they read any."""
+    if task.plan.nodes[task.context.node].stages == 1:
+        return None
+    inputs, _ = parts.dataset.train.fetch(np.arange(1), epoch=0, augment=False)
+    return inputs.dtype
 
 
 def first_worker(plan: Plan, node: int) -> int:
@@ -142,19 +209,32 @@ def make_feed(task: Task, parts: Parts, strategy: LocalStrategy) -> Feed:
         ),
         shares=worker_shares(task.plan, [node.share for node in task.plan.nodes]),
         worker=first_worker(task.plan, task.context.node) + strategy.worker,
+        least=strategy.least,
         augment=task.config.data.augment,
         reads_inputs=strategy.reads_inputs,
     )
 
 
-def loss_total(plan: Plan, batch: Batch, shares: Sequence[float], node: int) -> int:
+def loss_total(plan: Plan, batch: Batch, shares: Sequence[float], node: int, least: int = 1) -> int:
     """How many samples the loss of a part of `batch` is divided by."""
     if len(plan.nodes) == 1 or not exchange.exchange_class(plan.exchange).own_loss:
         return batch.total
     # As the sampler divides it: first among all workers, whose parts then add up by node.
-    parts = apportion(batch.total, worker_shares(plan, list(shares)))
+    parts = apportion(batch.total, worker_shares(plan, list(shares)), least)
     first = first_worker(plan, node)
     return sum(parts[first : first + plan.nodes[node].workers])
+
+
+def make_whole(task: Task, team: Team, job: Job, strategy: LocalStrategy) -> None:
+    """The same weights and buffers on every rank of every node, to evaluate and to save."""
+    strategy.prepare_evaluation()
+    if task.context.nodes > 1:
+        if job.exchange is not None:
+            job.exchange.before_evaluation()
+        if task.board is not None:  # the node's other ranks see the leader's weights
+            task.board.barrier("weights of all nodes")
+        team.share_buffers(strategy.model)
+        strategy.spread_buffers()
 
 
 def whole_optimizer_state(job: Job, strategy: LocalStrategy, *, first: bool) -> OptimizerState:

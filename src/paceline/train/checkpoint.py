@@ -4,22 +4,22 @@
       step-00000450/
         model.safetensors       weights and buffers
         optimizer.safetensors   tensors of the optimizer, "<parameter>|<entry>"
-        state.json              where in the data we are, sums of the epoch, the rest
+        state.json              where in the data we are, sums of the epoch, SHA-256 of the rest
       latest -> step-00000450
       best   -> step-00000300
 
 A checkpoint is written under a name that starts with a dot, flushed to the
 disk, and renamed; only then are older ones removed. A full disk therefore
-costs the new checkpoint and never an old one.
+costs the new checkpoint and never an old one. What state.json says, and how a
+damaged checkpoint shows, is in `schema.checkpoint`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-import re
 import shutil
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,45 +27,23 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from paceline.errors import ConfigError, RunDirectoryError, StorageError
+from paceline.errors import RunDirectoryError, StorageError, UnsupportedError, shortened
 from paceline.local.base import OptimizerState
-from paceline.schema.codec import decode, encode
+from paceline.local.packing import NESTED, CannotPackError, pack, unpack
+from paceline.models.extra_state import load_model, separate
+from paceline.schema.checkpoint import (
+    Position,
+    TrainState,
+    checkpoints_in,
+    digest_of,
+    read_state,
+    sum_of,
+)
+from paceline.schema.codec import encode
 
-FORMAT = 1
+__all__ = ["Checkpoints", "Position", "TrainState", "check_model"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Position:
-    """Where in the training we are."""
-
-    epoch: int = 0
-    """Whole epochs done."""
-    step: int = 0
-    """Updates done in the current epoch."""
-    update: int = 0
-    """Updates done in all."""
-
-    def after_update(self) -> Position:
-        """One update later."""
-        return Position(epoch=self.epoch, step=self.step + 1, update=self.update + 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainState:
-    """What a checkpoint says besides tensors."""
-
-    format: int = FORMAT
-    position: Position = field(default_factory=Position)
-    batch_size: int = 0
-    samples: int = 0
-    tally: dict[str, float] = field(default_factory=dict)
-    """Sums over the current epoch, so that its metrics come out whole after a resume."""
-    seconds: float = 0.0
-    """Time spent on the run so far, in all sessions."""
-    best_accuracy: float | None = None
-    since_best: int = 0
-    """Evaluations since the best one."""
-    optimizer_numbers: dict[str, dict[str, object]] = field(default_factory=dict)
+FILES = ("model.safetensors", "optimizer.safetensors")
 
 
 class Checkpoints:
@@ -77,7 +55,7 @@ class Checkpoints:
 
     def newest(self) -> Path | None:
         """The newest whole checkpoint."""
-        found = self._all()
+        found = checkpoints_in(self.folder)
         return found[-1] if found else None
 
     def save(
@@ -105,11 +83,14 @@ class Checkpoints:
         except (OSError, SafetensorError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             newest = self.newest()
-            kept = f"the newest whole one is {newest}" if newest else "there is none before it"
+            kept, then = f"the newest whole one is {newest}", "go on with --resume"
+            if newest is None:
+                kept, then = "there is none before it", "start again"
             reason = getattr(error, "strerror", None) or str(error)
             raise StorageError(
                 f"the checkpoint of update {state.position.update} could not be written to"
-                f" {self.folder} ({reason}); {kept}: free some room"
+                f" {self.folder} ({reason}); {kept}: free some room, or make it writable, and"
+                f" {then}"
             ) from None
         self._prune()
         return final
@@ -117,15 +98,17 @@ class Checkpoints:
     def load(self, path: Path) -> tuple[TrainState, dict[str, torch.Tensor], OptimizerState]:
         """Read a checkpoint."""
         try:
-            state = decode(TrainState, json.loads((path / "state.json").read_text()))
-            model = load_file(path / "model.safetensors")
-            tensors = load_file(path / "optimizer.safetensors")
-        except (OSError, ValueError, SafetensorError, ConfigError) as error:
+            state = read_state(path)
+            model, tensors = load_model(path / FILES[0]), load_file(path / FILES[1])
+            optimizer = unpack_state(state.optimizer_numbers, tensors)
+        except (OSError, ValueError, LookupError, SafetensorError, RunDirectoryError) as error:
+            reason = str(error)
+            if not isinstance(error, RunDirectoryError):
+                reason = f"the checkpoint {path} is damaged ({shortened(str(error))})"
             raise RunDirectoryError(
-                f"the checkpoint {path} cannot be read ({error}): remove it to continue from the"
-                " one before"
+                f"{reason}: `paceline train --resume` goes on from the newest one that is not"
             ) from None
-        return state, model, join_state(tensors, state.optimizer_numbers)
+        return state, model, optimizer
 
     def _write(
         self,
@@ -134,32 +117,29 @@ class Checkpoints:
         model: dict[str, torch.Tensor],
         optimizer: OptimizerState,
     ) -> None:
-        tensors, numbers = split_state(optimizer)
-        data = encode(state) | {"optimizer_numbers": numbers}
-        save_file(_saveable(model), folder / "model.safetensors")
-        save_file(_saveable(tensors), folder / "optimizer.safetensors")
-        (folder / "state.json").write_text(json.dumps(data, indent=2) + "\n")
+        numbers, tensors = pack_state(optimizer)
+        weights, rest = separate(model)
+        save_file(_saveable(weights), folder / FILES[0], metadata=rest)
+        save_file(_saveable(tensors), folder / FILES[1])
+        state = dataclasses.replace(
+            state,
+            optimizer_numbers=numbers,
+            files={name: sum_of(folder / name) for name in FILES},
+        )
+        data = json.loads(json.dumps(encode(state)))
+        text = json.dumps(data | {"digest": digest_of(data)}, indent=2) + "\n"
+        (folder / "state.json").write_text(text)
         for file in folder.iterdir():
             _flush(file)
         _flush(folder)
 
-    def _all(self) -> list[Path]:
-        if not self.folder.is_dir():
-            return []
-        found = [
-            path
-            for path in self.folder.iterdir()
-            if re.fullmatch(r"step-\d{8,}", path.name) and (path / "state.json").is_file()
-        ]
-        return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
-
     def _prune(self) -> None:
         self._sweep()
         best = self.folder / "best"
-        kept = {path.name for path in self._all()[-self.keep :]}
+        kept = {path.name for path in checkpoints_in(self.folder)[-self.keep :]}
         if best.is_symlink():
             kept.add(best.readlink().name)
-        for path in self._all():
+        for path in checkpoints_in(self.folder):
             if path.name not in kept:
                 # Out of sight first: a kill in the middle must not leave half a checkpoint.
                 path.rename(path.with_name(f".partial-{path.name}"))
@@ -171,30 +151,50 @@ class Checkpoints:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def split_state(
+def pack_state(
     optimizer: OptimizerState,
-) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, object]]]:
-    """An optimizer's tensors as "<parameter>|<entry>", and what it holds besides."""
+) -> tuple[dict[str, dict[str, object]], dict[str, torch.Tensor]]:
+    """What of a state goes into JSON, and its tensors by name."""
     tensors: dict[str, torch.Tensor] = {}
     numbers: dict[str, dict[str, object]] = {}
     for name, entries in optimizer.items():
         for entry, value in entries.items():
-            if isinstance(value, torch.Tensor):
+            plain = isinstance(value, torch.Tensor) and value.layout is torch.strided
+            if plain and value.dtype is not torch.complex128 and "|" not in entry:
                 tensors[f"{name}|{entry}"] = value
-            else:
-                numbers.setdefault(name, {})[entry] = value
-    return tensors, numbers
+                continue
+            try:
+                numbers.setdefault(name, {})[entry] = pack(value, tensors)
+            except CannotPackError as error:
+                raise UnsupportedError(
+                    f"the optimizer keeps {entry!r} of {name} as {error}, which cannot be saved:"
+                    " use one whose state is tensors, numbers, and lists and tables of them"
+                ) from None
+    return numbers, tensors
 
 
-def join_state(
-    tensors: dict[str, torch.Tensor], numbers: dict[str, dict[str, object]]
+def unpack_state(
+    numbers: dict[str, dict[str, object]], tensors: dict[str, torch.Tensor]
 ) -> OptimizerState:
-    """What `split_state` took apart."""
-    optimizer: OptimizerState = {name: dict(entries) for name, entries in numbers.items()}
+    """What `pack_state` was given."""
+    optimizer: OptimizerState = {
+        name: {entry: unpack(value, tensors) for entry, value in entries.items()}
+        for name, entries in numbers.items()
+    }
     for key, tensor in tensors.items():
-        name, _, entry = key.rpartition("|")
-        optimizer.setdefault(name, {})[entry] = tensor
+        if not key.startswith(NESTED):
+            name, _, entry = key.rpartition("|")
+            optimizer.setdefault(name, {})[entry] = tensor
     return optimizer
+
+
+def check_model(model: dict[str, torch.Tensor]) -> None:
+    """Refuse at the start what could not be saved at the end of an epoch."""
+    for name, tensor in model.items():
+        if isinstance(tensor, torch.Tensor) and tensor.dtype is torch.complex128:
+            raise UnsupportedError(
+                f"{name} of the model is complex128, which safetensors cannot hold: use complex64"
+            )
 
 
 def _saveable(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -202,7 +202,7 @@ def _saveable(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     seen: set[int] = set()
     result = {}
     for name, tensor in tensors.items():
-        plain: Any = tensor.detach().cpu().contiguous()
+        plain: Any = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         storage = plain.untyped_storage()
         if storage.nbytes() != plain.nbytes or storage.data_ptr() in seen:
             plain = plain.clone()

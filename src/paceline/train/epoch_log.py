@@ -28,6 +28,12 @@ class EpochLog:
     def restore(self, epochs: int) -> None:
         """Keep what a resumed run had written about its first `epochs` epochs."""
         self._metrics.restore(epochs)
+        lost = set(range(1, epochs + 1)) - {line["epoch"] for line in self.lines}
+        if lost:
+            self._task.view.say(
+                f"warning: {self._task.run.metrics} has lost its lines on"
+                f" {len(lost)} of {epochs} epochs: what they said is missing from the summary"
+            )
 
     def add(self, line: dict[str, Any]) -> None:
         """One more; what a full disk refuses is said and written with the next one."""

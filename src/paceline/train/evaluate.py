@@ -1,15 +1,27 @@
-"""Loss, accuracy and top-5 on the test data, each rank reading its own part."""
+"""Loss, and where there are classes accuracy and top-5, on the test data, by all ranks together."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 
 from paceline.data.base import Source
 from paceline.data.feed import evaluation_batches
-from paceline.local.base import Job, LocalStrategy, autocast, full_precision, layout
+from paceline.errors import DataError
+from paceline.local.base import (
+    Job,
+    LocalStrategy,
+    are_classes,
+    autocast,
+    full_precision,
+    layout,
+    scored,
+)
 from paceline.train.team import Team
 
 
@@ -18,45 +30,77 @@ class Score:
     """How well the model does."""
 
     loss: float
-    accuracy: float
-    top5: float
+    """The mean of the batches' losses, weighted by their samples."""
+    accuracy: float | None
+    """None where there are no classes, as `top5`."""
+    top5: float | None
+
+
+def existing(value: float) -> float | None:
+    """None for what does not exist, as the accuracy of a regression: JSON has no NaN."""
+    return None if math.isnan(value) else value
 
 
 def evaluate(
     strategy: LocalStrategy, job: Job, source: Source, team: Team, shares: Sequence[float]
 ) -> Score:
-    """Score the current weights on `source`; every rank calls it and gets the same answer."""
+    """Score the current weights on all of `source`; every rank calls it and gets the same answer.
+
+    `shares` are the ranks' parts where all are there; a part of the test set is never scored for
+    the whole: where a rank was lost on the way, those who are left divide it again.
+    """
+    divided: list[float] | None = None
+    total = 0.0
+    while True:
+        before, divided = divided, team.evaluation_shares(list(shares))
+        if divided == before:
+            raise DataError(
+                f"an evaluation covered {total:.0f} samples, but the test data says that it has"
+                f" {len(source)}: give it a length that is true"
+            )
+        sums = _sums(strategy, job, source, team.context.rank, divided)
+        loss, correct, top5, total = team.sum(sums, "evaluate")
+        if total == len(source):
+            return Score(
+                loss=loss / total, accuracy=existing(correct / total), top5=existing(top5 / total)
+            )
+
+
+def _sums(
+    strategy: LocalStrategy, job: Job, source: Source, rank: int, shares: Sequence[float]
+) -> list[float]:
+    """Losses, right first guesses, right among five, and samples of a rank's part."""
     model = strategy.model
-    loss_sum = 0.0
-    correct = top5 = samples = 0
+    sums = [0.0, 0.0, 0.0, 0.0]
+    batch_size = max(32, min(job.batch_size, 256))
     model.eval()
-    with torch.inference_mode():
-        batches = evaluation_batches(
-            source,
-            batch_size=max(32, min(job.batch_size, 256)),
-            worker=team.context.rank,
-            shares=shares,
-        )
-        for batch in batches:
+    with torch.no_grad():
+        for batch in evaluation_batches(source, batch_size=batch_size, worker=rank, shares=shares):
             targets = batch.targets.to(job.device)
             with autocast(job):
-                outputs = full_precision(model(layout(job, batch.inputs)))
-            loss_sum += float(job.loss(outputs, targets)) * batch.count
-            samples += batch.count
-            hits = _ranked_hits(outputs, targets)
-            correct += hits[0]
-            top5 += hits[1]
+                outputs = full_precision(scored(model, layout(job, batch.inputs)))
+            loss = float(job.loss(outputs, targets)) * batch.count
+            found = (loss, *_ranked_hits(outputs, targets), batch.count)
+            sums = [old + new for old, new in zip(sums, found, strict=True)]
     model.train()
-    total_loss, total_correct, total_top5, total = team.sum(
-        [loss_sum, correct, top5, samples], "evaluate"
-    )
-    return Score(loss=total_loss / total, accuracy=total_correct / total, top5=total_top5 / total)
+    return sums
 
 
-def _ranked_hits(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[int, int]:
-    """How many targets are the first guess, and how many among the first five."""
-    if outputs.dim() != 2 or targets.dim() != 1 or targets.is_floating_point():
-        return 0, 0
+def _ranked_hits(outputs: Any, targets: torch.Tensor) -> tuple[float, float]:
+    """How many targets are the first guess, and among the first five; NaN without classes."""
+    if not are_classes(outputs, targets):
+        return math.nan, math.nan
     guesses = outputs.topk(min(5, outputs.shape[1]), dim=1).indices
     hits = guesses == targets.unsqueeze(1)
-    return int(hits[:, 0].sum()), int(hits.any(dim=1).sum())
+    return float(hits[:, 0].sum()), float(hits.any(dim=1).sum())
+
+
+def has_classes(strategy: LocalStrategy, job: Job, source: Source) -> bool:
+    """Whether evaluations will have an accuracy: the untrained model on one or two samples."""
+    inputs, targets = source.fetch(np.arange(min(2, len(source))), epoch=0, augment=False)
+    model = strategy.model
+    model.eval()
+    with torch.no_grad(), torch.random.fork_rng(), autocast(job):
+        outputs = full_precision(scored(model, layout(job, inputs)))
+    model.train()
+    return are_classes(outputs, targets)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from paceline.errors import ConfigError
 from paceline.schema.config import Until
 from paceline.train.evaluate import Score
 
@@ -12,31 +13,59 @@ EXPLODED = 1000.0
 
 
 class Goal:
-    """The best accuracy so far, held against `train.until`."""
+    """The best evaluation so far, held against `train.until`.
+
+    Models that tell classes apart are judged by their test accuracy, all others by their test loss.
+    """
 
     def __init__(self, until: Until) -> None:
         self._until = until
-        self.best: float | None = None
+        self.best_accuracy: float | None = None
+        """None where there are no classes."""
+        self.best_loss: float | None = None
+        """The lowest test loss; with classes not that of the highest accuracy."""
         self.since_best = 0
         """Evaluations since the best one."""
 
     def note(self, score: Score | None) -> bool:
-        """True when this is the best accuracy so far."""
+        """True when this is the best evaluation so far."""
         if score is None:
             return False
-        if self.best is None or score.accuracy > self.best:
-            self.best, self.since_best = score.accuracy, 0
-            return True
-        self.since_best += 1
-        return False
+        lower = math.isfinite(score.loss) and (
+            self.best_loss is None or score.loss < self.best_loss
+        )
+        if lower:
+            self.best_loss = score.loss
+        if score.accuracy is None:
+            self.check(classes=False)
+            self.best_accuracy = None
+            better = lower
+        else:
+            better = self.best_accuracy is None or score.accuracy > self.best_accuracy
+            if better:
+                self.best_accuracy = score.accuracy
+        self.since_best = 0 if better else self.since_best + 1
+        return better
+
+    def check(self, *, classes: bool) -> None:
+        """Refuse a goal that what is trained cannot have."""
+        if self._until.accuracy is not None and not classes:
+            raise ConfigError(
+                f"train.until.accuracy = {self._until.accuracy:g} needs outputs (samples, classes)"
+                " and targets that are class numbers, which this model and data do not have: use"
+                " train.until.loss or train.until.patience"
+            )
 
     def reached(self) -> str | None:
         """Which goal of `train.until` has been reached, if any."""
-        until = self._until
-        if until.accuracy is not None and self.best is not None and self.best >= until.accuracy:
-            return f"test accuracy {self.best:.2%} reached: train.until.accuracy is met"
+        until, accuracy, loss = self._until, self.best_accuracy, self.best_loss
+        if until.accuracy is not None and accuracy is not None and accuracy >= until.accuracy:
+            return f"test accuracy {accuracy:.2%} reached: train.until.accuracy is met"
+        if until.loss is not None and loss is not None and loss <= until.loss:
+            return f"test loss {loss:.4g} reached: train.until.loss is met"
         if until.patience is not None and self.since_best >= until.patience:
-            return f"no better accuracy for {self.since_best} epochs: train.until.patience is met"
+            what = "higher test accuracy" if accuracy is not None else "lower test loss"
+            return f"no {what} in {self.since_best} evaluations: train.until.patience is met"
         return None
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from paceline.errors import StrategyError
 from paceline.local.base import OptimizerState
 from paceline.schema.codec import decode, encode
-from paceline.train.checkpoint import TrainState, join_state, split_state
+from paceline.train.checkpoint import TrainState, pack_state, unpack_state
 
 _LINE = 64
 """Tensors begin at multiples of so many bytes: a view of any type may begin there."""
@@ -35,7 +36,10 @@ class Handover:
 
     def store(self, descriptor: int) -> dict[str, Any]:
         """Write the tensors to anonymous memory; where they are, and the rest, as plain data."""
-        tensors, numbers = split_state(self.optimizer)
+        numbers, tensors = pack_state(self.optimizer)
+        for name, value in self.model.items():
+            if not isinstance(value, torch.Tensor):
+                raise StrategyError(f"{name} of the model is no tensor, and stays in its process")
         return {
             "state": encode(self.state),
             "places": _write(descriptor, {"model": self.model, "optimizer": tensors}),
@@ -51,7 +55,7 @@ class Handover:
         return cls(
             state=decode(TrainState, rest["state"]),
             model=parts["model"],
-            optimizer=join_state(parts["optimizer"], rest["numbers"]),
+            optimizer=unpack_state(rest["numbers"], parts["optimizer"]),
             durations=tuple(rest["durations"]),
             saved_at=rest["saved_at"],
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import time
 from collections.abc import Mapping
@@ -11,28 +12,38 @@ from typing import Any
 
 from paceline import local
 from paceline.data.feed import Batch
-from paceline.errors import DivergedError, RunDirectoryError, StorageError
+from paceline.errors import DivergedError
 from paceline.exchange.network import Traffic
+from paceline.local.base import OptimizerState
 from paceline.local.memory import keep_freed_memory
+from paceline.local.state import unsaved_sentence
+from paceline.models.extra_state import check_extra_state
 from paceline.observe.metrics import Tally, exchange_counts, exchange_line, totals
 from paceline.observe.recorder import Recorder
 from paceline.schema import write_json
+from paceline.schema.checkpoint import check_continued, fixed_settings, planned_updates
+from paceline.schema.codec import encode
+from paceline.schema.schedule import length_at
 from paceline.train.assemble import (
     Task,
+    agreed_checkpoint,
+    beginning_of,
     loss_total,
     make_feed,
     make_job,
+    make_whole,
     whole_optimizer_state,
 )
-from paceline.train.checkpoint import Checkpoints, Position, TrainState
+from paceline.train.checkpoint import Checkpoints, Position, TrainState, check_model
 from paceline.train.comparison import comparison, node_memory_mb
 from paceline.train.device import use_deterministic
 from paceline.train.epoch_log import EpochLog
-from paceline.train.evaluate import evaluate
+from paceline.train.evaluate import evaluate, existing, has_classes
 from paceline.train.goal import Goal, LossWatch
 from paceline.train.handover import Handover
 from paceline.train.optimizers import batch_factor, schedule_factor
 from paceline.train.parts import Parts, make_parts
+from paceline.train.proof import prove
 from paceline.train.serving import make_team
 from paceline.train.shares import describe_shares, rebalanced, worker_shares
 from paceline.train.signals import StopSignals
@@ -62,8 +73,17 @@ def _train(task: Task, recorder: Recorder) -> Outcome:
     use_deterministic(task.config.train.deterministic)
     parts = make_parts(task.config, task.given)
     opened = time.perf_counter() - start
+    task = dataclasses.replace(task, checkpoint=agreed_checkpoint(task))
+    try:
+        prove(task, parts, recorder)
+    except BaseException:
+        task.view.close()
+        if task.given is None or task.given.data is None:  # else the next plan trains on it
+            parts.dataset.close()
+        raise
     trainer = Trainer(task, parts, recorder, started=start)
     try:
+        trainer.check_goal()
         trainer.resume()
         trainer.begin()
         recorder.ready()
@@ -88,6 +108,7 @@ class Trainer:
         self.job = dataclasses.replace(make_job(task, parts), span=recorder.span)
         self.dataset = parts.dataset
         self.strategy = local.build(self.job)
+        check_extra_state(self.strategy.model)
         self.shares = [node.share for node in task.plan.nodes]
         self.feed = make_feed(task, parts, self.strategy)
         self.checkpoints = Checkpoints(task.run.checkpoints, self.config.train.keep)
@@ -96,10 +117,14 @@ class Trainer:
         self.position = Position()
         self.tally = Tally()
         self.traffic = Traffic()
-        self.goal = Goal(self.config.train.until)
+        self.goal = self.kept_goal = Goal(self.config.train.until)
         self.saved_at = -1
+        self.unsaved = ""
+        self.resumed: OptimizerState = {}
+        """What the optimizer goes on from, until training begins."""
         self.losses = LossWatch()
         self.started = started
+        check_model(self.strategy.model.state_dict())
         self.until: int | None = None
         """The update at which the current leg ends, if that is before the training does."""
         self.patience: float | None = None
@@ -110,15 +135,15 @@ class Trainer:
     @property
     def updates(self) -> int:
         """Updates of the whole training."""
-        planned = self.config.train.epochs * self.feed.sampler.steps_per_epoch
-        return min(planned, self.config.train.steps or planned)
+        return planned_updates(self.config.train, self.feed.sampler.steps_per_epoch)
 
     @property
     def rate_factor(self) -> float:
         """The current learning rate, relative to the one that was asked for."""
-        settings = self.config.optimizer
+        settings, update = self.config.optimizer, self.position.update
+        updates = length_at(update, self.updates, self.config.train.lengths)
         return batch_factor(settings, self.feed.sampler.batch_size) * schedule_factor(
-            settings, update=self.position.update, updates=self.updates
+            settings, update=update, updates=updates
         )
 
     @property
@@ -194,7 +219,9 @@ class Trainer:
         recorder.update = update
         recorder.add("read", time.perf_counter() - batch.wait_seconds, batch.wait_seconds)
         self.strategy.scale_rate(self.rate_factor)
-        total = loss_total(self.task.plan, batch, self.shares, self.task.context.node)
+        total = loss_total(
+            self.task.plan, batch, self.shares, self.task.context.node, self.feed.least
+        )
         if self.job.exchange is not None:
             self.job.exchange.before_update(total)
             self.job.exchange.begin(
@@ -241,8 +268,11 @@ class Trainer:
         rate = self.config.optimizer.learning_rate * self.rate_factor
         newest = self.checkpoints.newest()
         kept = f"the newest checkpoint is {newest}" if newest else "there is no checkpoint yet"
+        where = ""
+        if self.task.context.nodes > 1:  # every node computes the loss of its own samples
+            where = f" on {self.task.plan.nodes[self.task.context.node].host}"
         return (
-            f"the loss became {loss:g} at update {self.position.update + 1} (epoch"
+            f"the loss{where} became {loss:g} at update {self.position.update + 1} (epoch"
             f" {self.position.epoch + 1}, learning rate {rate:g}): lower optimizer.learning_rate,"
             f" raise optimizer.warmup, or set optimizer.clip_norm; {kept}"
         )
@@ -257,19 +287,19 @@ class Trainer:
         )
         epoch = self.position.epoch + 1
         last = self.position.update >= self.updates
+        whole = self.position.step == self.feed.sampler.steps_per_epoch
+        due = epoch % self.config.train.evaluate_every == 0
         score = None
-        if self.team.evaluates and (last or epoch % self.config.train.evaluate_every == 0):
+        if self.team.evaluates and (last or due):
             self.team.enter("evaluate", self.position.update)
             with self.recorder.span("evaluate"):
-                self.prepare_evaluation()
-                shares = self.team.evaluation_shares(
-                    worker_shares(self.task.plan, self.shares, by_rank=True)
-                )
+                make_whole(self.task, self.team, self.job, self.strategy)
+                shares = worker_shares(self.task.plan, self.shares, by_rank=True)
                 score = evaluate(self.strategy, self.job, self.dataset.test, self.team, shares)
         line = {
             "epoch": epoch,
             "train_loss": loss_sum / samples,
-            "train_accuracy": correct / samples,
+            "train_accuracy": existing(correct / samples),
             "test_loss": score.loss if score else None,
             "test_accuracy": score.accuracy if score else None,
             "test_top5": score.top5 if score else None,
@@ -280,10 +310,14 @@ class Trainer:
         }
         if self.task.context.nodes > 1:
             line |= self.balance() | self.team.epoch_line()
+        # A longer training would not evaluate here, and goes on as if this one had not.
+        self.kept_goal = self.goal if whole and due else copy.copy(self.goal)
         improved = self.goal.note(score)
         self.epochs.add(line)
-        self.position = dataclasses.replace(self.position, epoch=epoch, step=0)
-        self.tally, self.traffic = Tally(), Traffic()
+        if whole:
+            self.position = dataclasses.replace(self.position, epoch=epoch, step=0)
+            self.tally = Tally()
+        self.traffic = Traffic()
         self.save(best=improved)
 
     def balance(self) -> dict[str, Any]:
@@ -318,23 +352,15 @@ class Trainer:
                 self.recorder.note("shares", describe_shares(self.task.plan, changed))
         return line
 
-    def prepare_evaluation(self) -> None:
-        """The same weights and buffers on every rank of every node."""
-        self.strategy.prepare_evaluation()
-        if self.task.context.nodes > 1:
-            if self.job.exchange is not None:
-                self.job.exchange.before_evaluation()
-            if self.task.board is not None:  # the node's other ranks see the leader's weights
-                self.task.board.barrier("weights of all nodes")
-            self.team.share_buffers(self.strategy.model)
-            self.strategy.spread_buffers()
-
     def checkpoint_due(self) -> bool:
         every = self.config.train.checkpoint_every
         return every is not None and self.position.update % every == 0
 
     def save(self, *, best: bool = False) -> None:
-        """Write a checkpoint; a failure is said and costs no older one."""
+        """Write a checkpoint; one that cannot be written ends the training and costs no older one.
+
+        Going on would train for hours towards something that may never be saved.
+        """
         with self.recorder.span("checkpoint"):
             self._save(best=best)
         self.count_exchange()
@@ -343,28 +369,31 @@ class Trainer:
         self.team.enter("checkpoint", self.position.update)
         found = self.hand_over()
         if self.team.is_first and self.position.update != self.saved_at:
-            try:
-                self.checkpoints.save(found.state, found.model, found.optimizer, best=best)
-                self.saved_at = self.position.update
-            except StorageError as error:
-                self.view.say(f"warning: {error}")
+            self.checkpoints.save(found.state, found.model, found.optimizer, best=best)
+            self.saved_at = self.position.update
+            self.say_unsaved(found.optimizer)
         self.team.barrier("checkpoint")
 
     def hand_over(self) -> Handover:
         """The state between two updates, whole on the first rank; every rank calls it."""
-        self.prepare_evaluation()
+        make_whole(self.task, self.team, self.job, self.strategy)
         optimizer = whole_optimizer_state(self.job, self.strategy, first=self.team.is_first)
         tally = self.tally.saved()
         sums = self.team.sum([tally["loss_sum"], tally["correct"], tally["samples"]], "checkpoint")
         tally |= dict(zip(("loss_sum", "correct", "samples"), sums, strict=True))
         state = TrainState(
             position=self.position,
+            updates=self.updates,
+            lengths=dict(self.config.train.lengths),
             batch_size=self.feed.sampler.batch_size,
             samples=self.feed.sampler.samples,
-            tally=tally,
+            tally={name: value for name, value in tally.items() if existing(value) is not None},
             seconds=time.perf_counter() - self.started,
-            best_accuracy=self.goal.best,
-            since_best=self.goal.since_best,
+            best_accuracy=self.kept_goal.best_accuracy,
+            best_loss=self.kept_goal.best_loss,
+            since_best=self.kept_goal.since_best,
+            settings=fixed_settings(self.config),
+            plan=encode(self.task.plan),
         )
         return Handover(
             state=state,
@@ -374,44 +403,60 @@ class Trainer:
             saved_at=self.saved_at,
         )
 
+    def say_unsaved(self, optimizer: OptimizerState) -> None:
+        """Say once what of an optimizer of the user's own no checkpoint holds."""
+        if (sentence := unsaved_sentence(optimizer)) and sentence != self.unsaved:
+            self.unsaved = sentence
+            self.view.say(f"warning: {sentence}")
+
+    def check_goal(self) -> None:
+        """Refuse `train.until.accuracy` without classes before anything is trained."""
+        # Layers that are split over nodes compute only together: there the first evaluation tells.
+        if self.config.train.until.accuracy is not None and self.job.partition is None:
+            self.goal.check(classes=has_classes(self.strategy, self.job, self.dataset.test))
+
     def begin(self) -> None:
         """Meet the other nodes; one that joins a training goes on where that is."""
         if self.job.exchange is None:
             return
-        update = self.job.exchange.start(self.position.update)
+        beginning = beginning_of(self.strategy, self.position.update, self.resumed)
+        update = self.job.exchange.start(beginning)
+        self.resumed = {}
         if update != self.position.update:
             epoch, step = divmod(update, self.feed.sampler.steps_per_epoch)
             self.position = Position(epoch=epoch, step=step, update=update)
 
     def resume(self) -> None:
         """Go on from the newest checkpoint, if there is one."""
-        newest = self.checkpoints.newest()
+        newest = self.task.checkpoint
         if newest is None:
+            self.strategy.spread_buffers()
             return
         state, model, optimizer = self.checkpoints.load(newest)
-        here = (self.feed.sampler.batch_size, self.feed.sampler.samples)
-        if (state.batch_size, state.samples) != here:
-            raise RunDirectoryError(
-                f"{newest} was made with batch {state.batch_size} on {state.samples} samples, but"
-                f" this run has batch {here[0]} on {here[1]}: a run is continued with what it began"
-            )
+        check_continued(newest, state, self.config, sampler=self.feed.sampler)
         self.started -= state.seconds
         update = state.position.update
         self.take_over(Handover(state=state, model=model, optimizer=optimizer, saved_at=update))
+        self.resumed = optimizer
         if self.team.is_first:
+            self.say_unsaved(optimizer)
             self.view.say(self.welcome_back())
 
     def take_over(self, handover: Handover) -> None:
         """Go on where another leg, or a checkpoint, has left off; every rank calls it."""
         state = handover.state
         self.strategy.load_weights(handover.model)
+        self.strategy.spread_buffers()  # also those that no checkpoint has
         self.strategy.load_optimizer_state(handover.optimizer)
         self.position, self.saved_at = state.position, handover.saved_at
-        self.goal.best, self.goal.since_best = state.best_accuracy, state.since_best
+        self.goal.best_accuracy, self.goal.best_loss = state.best_accuracy, state.best_loss
+        self.goal.since_best = state.since_best
         if self.team.is_first:
             self.tally = Tally.restored(state.tally)
             self.tally.durations = list(handover.durations)
-            self.epochs.restore(state.position.epoch)
+            # The line of an epoch that ended halfway stays where there is nothing more to train.
+            halfway = state.position.step > 0 and state.position.update >= self.updates
+            self.epochs.restore(state.position.epoch + halfway)
 
     def welcome_back(self) -> str:
         """One line about what is continued."""
@@ -432,27 +477,24 @@ class Trainer:
         self.team.close()
         self.count_exchange()
         lines = self.epochs.lines
+        finished = self.is_finished
         summary: dict[str, Any] = {
             "name": self.config.name,
-            "finished": self.is_finished,
-            "epochs": self.position.epoch,
+            "finished": finished,
+            "epochs": self.position.epoch + (self.position.step > 0 and finished),
             "updates": self.position.update,
             **totals(lines, open_seconds=open_seconds),
-            "best_accuracy": self.goal.best,
+            "best_accuracy": self.goal.best_accuracy,
+            "best_loss": self.goal.best_loss,
             "total_seconds": time.perf_counter() - self.started,
             "parameters": self.strategy.parameters,
         }
         summary |= more or {}
         summary |= comparison(self.config, self.task.plan, lines, self.position.update)
-        interrupted = self.signals.received is not None and not summary["finished"]
+        interrupted = self.signals.received is not None and not finished
         if self.team.is_first:
             try:
                 write_json(self.task.run.summary, summary)
             except OSError as error:
                 self.view.say(f"warning: run.json cannot be written: {error.strerror}")
-            if self.saved_at != self.position.update and self.position.update > 0:
-                raise StorageError(
-                    f"training ended, but its last state could not be saved in"
-                    f" {self.task.run.checkpoints}: free some room and run again with --resume"
-                )
         return Outcome(summary=summary, exit_code=self.signals.exit_code if interrupted else 0)

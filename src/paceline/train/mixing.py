@@ -60,9 +60,9 @@ class MixedTeam(Team):
     def evaluation_shares(self, shares: list[float]) -> list[float]:
         return [float(rank == self.context.rank) for rank in range(len(shares))]
 
-    def note(self, loss_sum: float, correct: int, samples: int) -> None:
+    def note(self, loss_sum: float, correct: float, samples: int) -> None:
         if not self.is_first:
-            self.neighbours.note(loss_sum, float(correct), float(samples))
+            self.neighbours.note(loss_sum, correct, float(samples))
 
     def _look_for_losses(self) -> None:
         """What the launcher knows before a connection's deadline."""

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from paceline.text import rate
+from paceline.text import rate, terminal
 
 LINE_SECONDS = 10.0
 """Plain output says something at least this often in a long epoch."""
@@ -159,7 +159,7 @@ def make_view(*, silent: bool = False) -> View:
     """The view that fits where the output goes."""
     if silent:
         return SilentView()
-    console = Console()
+    console = terminal()
     return LiveView(console) if console.is_terminal else PlainView()
 
 
@@ -168,10 +168,13 @@ def epoch_text(line: dict[str, Any], epochs: int) -> str:
     parts = [
         f"epoch {line['epoch']}/{epochs}",
         f"train loss {line['train_loss']:.4f}",
-        f"train accuracy {line['train_accuracy']:.2%}",
     ]
-    if line.get("test_accuracy") is not None:
+    # What does not exist is not shown: accuracy without classes, a test without evaluation.
+    if line.get("train_accuracy") is not None:
+        parts.append(f"train accuracy {line['train_accuracy']:.2%}")
+    if line.get("test_loss") is not None:
         parts.append(f"test loss {line['test_loss']:.4f}")
+    if line.get("test_accuracy") is not None:
         parts.append(f"test accuracy {line['test_accuracy']:.2%}")
     parts.append(f"{rate(line['images_per_second'])} images/s")
     parts.append(f"{line['seconds']:.1f} s")
@@ -190,6 +193,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
     ]
     if summary.get("test_loss") is not None:
         rows.append(("test loss", f"{summary['test_loss']:.4f}"))
+    if summary.get("test_accuracy") is not None:
         rows.append(("test accuracy", f"{summary['test_accuracy']:.2%}"))
     rows.append(("total time", f"{summary['total_seconds']:.1f} s"))
     for name, value in rows:

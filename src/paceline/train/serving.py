@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from paceline.errors import DeadlineError, UnsupportedError
+from paceline.exchange.agreement import rest_of
 from paceline.exchange.duty import Duty
 from paceline.exchange.groups import check_groups, server_groups
 from paceline.exchange.losses import Losses
@@ -22,10 +23,9 @@ from paceline.exchange.served import Served
 from paceline.exchange.server import Place, Server
 from paceline.exchange.shard import Shard
 from paceline.exchange.staleness import Staleness
-from paceline.local.base import OptimizerState
+from paceline.local.shared import model_digest
 from paceline.schema import Config, Plan, write_json
 from paceline.train.assemble import Task
-from paceline.train.checkpoint import Checkpoints
 from paceline.train.mixing import MixedTeam
 from paceline.train.optimizers import is_elementwise
 from paceline.train.parts import make_parts
@@ -68,10 +68,16 @@ def _serve(task: Task, recorder: Recorder) -> int:
         groups=server_groups(plan, config.exchange),
         hosts=[node.host for node in plan.nodes],
     )
-    shard, start = _make_shard(task, place)
+    shard, model, rest_bytes = _make_shard(task, place)
     duty = Duty(recorder)
     server = Server(
-        shard, place, config.exchange, start=start, patience=config.train.deadline, duty=duty
+        shard,
+        place,
+        config.exchange,
+        patience=config.train.deadline,
+        model=model,
+        rest_bytes=rest_bytes,
+        duty=duty,
     )
     losses = Losses(task.run.path, context.node)
 
@@ -90,8 +96,11 @@ def _serve(task: Task, recorder: Recorder) -> int:
     return 0
 
 
-def _make_shard(task: Task, place: Place) -> tuple[Shard, int]:
-    """What this server holds, and the update at which it begins."""
+def _make_shard(task: Task, place: Place) -> tuple[Shard, str, int]:
+    """What this server holds, what its model is, and how many bytes that has besides.
+
+    What the weights are, the first worker says: see `exchange.seed`.
+    """
     config, plan = task.config, task.plan
     parts = make_parts(config, task.given)
     try:
@@ -99,13 +108,6 @@ def _make_shard(task: Task, place: Place) -> tuple[Shard, int]:
         model = parts.build_model()
         if plan.memory_format == "channels_last":
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        newest = Checkpoints(task.run.checkpoints, config.train.keep).newest()
-        start = 0
-        state: OptimizerState = {}
-        if newest is not None:
-            saved, weights, state = Checkpoints(task.run.checkpoints, 1).load(newest)
-            model.load_state_dict(weights)
-            start = saved.position.update
         shard = Shard(
             [(name, p) for name, p in model.named_parameters() if p.requires_grad],
             parts.build_optimizer,
@@ -114,8 +116,7 @@ def _make_shard(task: Task, place: Place) -> tuple[Shard, int]:
             clip_norm=config.optimizer.clip_norm,
             bucket_bytes=int((plan.bucket_mb or config.exchange.bucket_mb) * 2**20),
         )
-        shard.load(state)
-        return shard, start
+        return shard, model_digest(model), sum(tensor.nbytes for tensor in rest_of(model))
     finally:
         parts.dataset.close()
 
@@ -208,13 +209,27 @@ class ServedTeam(Team):
 
     def evaluation_shares(self, shares: list[float]) -> list[float]:
         if not self.served.asynchronous:
-            return shares
+            return self._shares_of_those_present(shares)
         return [float(rank == self.context.rank) for rank in range(len(shares))]
+
+    def _shares_of_those_present(self, shares: list[float]) -> list[float]:
+        """The whole test set, divided among the workers that are there now; a node is a rank."""
+        self._sequence += 1
+        there = self.served.present(self._done, self._sequence)
+        planned = shares[: self.served.planned]
+        usual = sum(planned) / len(planned)
+        mine = [planned[node] if node < len(planned) else usual for node in there]
+        # All take the first worker's numbers: who joined may have a plan of its own.
+        agreed = self.sum(mine if self.is_first else [0.0] * len(there), "shares")
+        if not any(agreed):
+            agreed = [1.0] * len(there)
+        found = dict(zip(there, agreed, strict=True))
+        return [found.get(node, 0.0) for node in range(max(there) + 1)]
 
     def is_behind(self, update: int) -> bool:
         return not self.served.asynchronous and self.served.version > update
 
-    def note(self, loss_sum: float, correct: int, samples: int) -> None:
+    def note(self, loss_sum: float, correct: float, samples: int) -> None:
         told = (loss_sum, correct, samples)
         self.served.told = [a + b for a, b in zip(self.served.told, told, strict=True)]
 

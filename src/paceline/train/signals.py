@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: finish the update, save, leave with 130 or 143."""
+"""Ctrl-C, SIGTERM and SIGHUP: finish the update, save, leave with 130, 143 or 129."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+
+from paceline.text import leave_terminal
 
 
 class StopSignals:
@@ -25,6 +27,8 @@ class StopSignals:
         if self.received is not None:
             raise KeyboardInterrupt
         self.received = number
+        if number == signal.SIGHUP:
+            leave_terminal()
         self._on_stop()
 
     @contextlib.contextmanager
@@ -35,7 +39,9 @@ class StopSignals:
             return
         before = {
             number: signal.signal(number, self._handle)
-            for number in (signal.SIGINT, signal.SIGTERM)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            # Under nohup a training outlives its terminal.
+            if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP
         }
         try:
             yield self

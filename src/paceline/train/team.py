@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paceline.exchange.agreement import broadcast_tensors
 from paceline.local.board import Board
 from paceline.schema import RankContext
 
@@ -73,8 +74,7 @@ class Team:
     def share_buffers(self, model: nn.Module) -> None:
         """Give the leaders of all nodes the first node's buffers (running statistics)."""
         if self.network is not None:
-            for buffer in model.buffers():
-                self.network.broadcast(buffer, 0, "the buffers")
+            broadcast_tensors(self.network, model.buffers(), "the buffers")
 
     def request_stop(self) -> None:
         """Called from a signal handler: stop soon, all at the same update."""
@@ -140,14 +140,14 @@ class Team:
         return True
 
     def evaluation_shares(self, shares: list[float]) -> list[float]:
-        """Every rank's part of an evaluation."""
+        """Every rank's part of an evaluation, which all ranks ask for together."""
         return shares
 
     def is_behind(self, update: int) -> bool:
         """The others have done this update without this rank, which leaves it out."""
         return False
 
-    def note(self, loss_sum: float, correct: int, samples: int) -> None:
+    def note(self, loss_sum: float, correct: float, samples: int) -> None:
         """Tell what an update gave, where nobody asks for sums."""
 
     def news(self) -> list[str]:

@@ -21,8 +21,8 @@ from paceline.workflow.runners import Here, Home
 if TYPE_CHECKING:
     from torch import nn
 
+    from paceline.train.given import Given
     from paceline.train.loop import Outcome
-    from paceline.train.parts import Given
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
     from paceline.launch.standby import Standby
     from paceline.observe.recorder import Recorder
+    from paceline.train.given import Given
     from paceline.train.handover import Handover
     from paceline.train.loop import Outcome
-    from paceline.train.parts import Given, Parts
+    from paceline.train.parts import Parts
     from paceline.train.progress import View
 
 
@@ -67,9 +68,11 @@ class Here:
     def __init__(self, home: Home, plan: Plan) -> None:
         from paceline.train.assemble import Task
         from paceline.train.loop import Trainer
+        from paceline.train.proof import prove
 
         self._home = home
         task = Task(config=home.config, plan=plan, run=home.run, given=home.given, view=home.view)
+        prove(task, home.parts, home.recorder)
         self._trainer = Trainer(task, home.parts, home.recorder, started=home.began)
         self._threads = self._count_threads()
 

@@ -1,4 +1,4 @@
-"""How long processes lived, seen from outside: from /proc, without asking them anything."""
+"""When processes began, seen from outside: from /proc, without asking them anything."""
 
 from __future__ import annotations
 
@@ -16,23 +16,21 @@ LOOK_SECONDS = 0.05
 
 @dataclass
 class Life:
-    """One process, in seconds since the machine started."""
+    """One process; `began` in seconds since the machine started."""
 
     began: float
     rank: int | None = None
-    ended: float | None = None
 
     @property
-    def seconds(self) -> float:
-        assert self.ended is not None
-        return self.ended - self.began
+    def began_at(self) -> float:
+        """When it began, as `time.time` counts."""
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + self.began
 
 
 class Lives:
     """Looks for processes whose command line holds a program's name and a folder's.
 
-    A process has ended when it is gone or waits to be collected. Their rank is that of their
-    environment: the `variable` that launchers set.
+    Their rank is that of their environment: the `variable` that launchers set.
     """
 
     def __init__(self, program: str, folder: Path, variable: str) -> None:
@@ -65,10 +63,6 @@ class Lives:
             for name in (entry.name for entry in Path("/proc").iterdir()):
                 if name.isdigit() and name not in known and self._look(int(name)):
                     known.add(name)
-            now = time.clock_gettime(time.CLOCK_BOOTTIME)
-            for pid, life in self.found.items():
-                if life.ended is None and _state(pid) in ("Z", ""):
-                    life.ended = now
 
     def _look(self, pid: int) -> bool:
         """True when nothing more is to be learned of a process."""
@@ -87,10 +81,3 @@ class Lives:
             self.found[pid] = life
             return True
         return False
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""

@@ -46,7 +46,7 @@ def test_everything_that_was_told_is_read_back(tmp_path: Path) -> None:
     assert start_up.seconds >= 5.0
     assert compute.update == 0
     assert compute.seconds >= 0.01
-    assert before - 1 <= compute.start <= time.time() + 1
+    assert compute.start < optimizer.start
     assert (optimizer.update, optimizer.detail) == (7, 'a "quoted" one')
     assert (exchange.bytes_sent, exchange.messages, exchange.hidden_seconds) == (100, 2, 0.125)
     assert (wait.waited_for, wait.detail, wait.update) == ((2, 3), "gradients", 7)
@@ -96,7 +96,7 @@ def test_what_is_recorded_is_in_the_file_before_the_end(tmp_path: Path) -> None:
     with FileRecorder(tmp_path, make_start()) as recorder:
         recorder.add("read", 0.0, 0.0)
         path = tmp_path / "events.jsonl"
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while not path.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         (session,) = read_sessions(path)

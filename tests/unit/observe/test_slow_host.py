@@ -19,7 +19,7 @@ __all__ = ["make_lab"]
 
 @pytest.mark.slow
 @pytest.mark.lab
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(900)
 def test_a_host_at_a_fifth_of_a_core_is_named(make_lab: Callable[..., Lab], tmp_path: Path) -> None:
     """Both have the same share of each batch: shares by speed would leave nothing to wait for."""
     lab = make_lab({"name": "a", "cores": 1.0}, {"name": "b", "cores": 0.2}, rate="1gbit")

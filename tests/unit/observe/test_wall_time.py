@@ -22,8 +22,8 @@ SETTINGS = {
     "data.options": "{ shape = [1, 28, 28], samples = 320, test_samples = 32 }",
     "local.threads": 1,
 }
-LEAVING = 1.0
-"""Seconds that an interpreter with torch may take to end after the last thing that is recorded."""
+CLOSING = 0.5
+"""Seconds between the last time that is recorded and the end of the file that it is written to."""
 
 
 def words(run: Path, **changes: object) -> list[str]:
@@ -32,13 +32,15 @@ def words(run: Path, **changes: object) -> list[str]:
     return ["train", "--run", str(run), *pairs]
 
 
-def check(run: Path, lives: Lives, ranks: int, slack: float = 0.0) -> None:
+def check(run: Path, lives: Lives, ranks: int) -> None:
+    """Every second from a process's start to the last line it wrote is booked, and none twice."""
     found = ledger_of(run).ranks
     assert [rank.rank for rank in found] == sorted(lives.by_rank) == list(range(ranks))
     for rank in found:
-        seconds = lives.by_rank[rank.rank].seconds
+        written = (run / f"rank-{rank.rank}" / "events.jsonl").stat().st_mtime
+        seconds = written - lives.by_rank[rank.rank].began_at
         assert sum(rank.seconds.values()) == pytest.approx(rank.wall)
-        assert rank.wall == pytest.approx(seconds, abs=0.01 * seconds + slack), (
+        assert rank.wall == pytest.approx(seconds, abs=0.01 * seconds + CLOSING), (
             f"rank {rank.rank}: {rank.wall:.2f} s booked, {seconds:.2f} s seen from outside"
         )
 
@@ -50,22 +52,22 @@ def test_two_ranks_of_one_machine(
     with Lives("paceline.launch.rank", run, "PACELINE_RANK") as lives:
         done = run_cli(
             *words(run, train__epochs=2, local__strategy="processes", local__processes=2),
-            timeout=110,
+            timeout=600,
         )
     assert done.returncode == 0, done.stderr
-    check(run, lives, 2, slack=LEAVING)
+    check(run, lives, 2)
 
 
 @pytest.mark.slow
 @pytest.mark.lab
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(900)
 def test_four_hosts(make_lab: Callable[..., Lab], tmp_path: Path) -> None:
     lab = make_lab(*({"name": name, "cores": 0.5} for name in "abcd"), rate="1gbit")
     run = tmp_path / "run"
     line = [sys.executable, "-m", "paceline.cli", *words(run, train__epochs=60)]
     with Lives("paceline.launch.member", run, "PACELINE_NODE") as lives:
         done = lab.run([*line, "--hosts", "lab", "--engine", "ssh", "--set",
-                        "local.strategy=threads"], capture_output=True, timeout=250)  # fmt: skip
+                        "local.strategy=threads"], capture_output=True, timeout=600)  # fmt: skip
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
     check(run, lives, 4)
     for rank in ledger_of(run).ranks:

@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+import paceline
 from paceline.api import HostsRequest
 from paceline.commands.spread import choose_engine
 from paceline.config.hosts import find_hosts
@@ -18,6 +19,8 @@ from paceline.run import RunDirectory
 from paceline.schema import NodePlan, Plan
 
 HERE = Path(__file__).parent
+# Agents must find the stand-in, and the same Paceline as this process.
+PYTHONPATH = os.pathsep.join([str(HERE), str(Path(paceline.__file__).parent.parent)])
 
 
 def run_standins(run: Path, hosts_text: str, engine: str, lines: list[str] | None = None) -> int:
@@ -38,7 +41,7 @@ def run_standins(run: Path, hosts_text: str, engine: str, lines: list[str] | Non
 
 
 if __name__ == "__main__":
-    os.environ["PYTHONPATH"] = str(HERE)
+    os.environ["PYTHONPATH"] = PYTHONPATH
     try:
         sys.exit(run_standins(Path(sys.argv[1]), sys.argv[2], sys.argv[3]))
     except PacelineError as error:

@@ -102,11 +102,11 @@ PartitionName=all Nodes={self.name} Default=YES MaxTime=10 State=UP OverSubscrib
 
     def run(self, words: list[str]) -> str:
         done = subprocess.run(
-            words, env=os.environ | self.environment, capture_output=True, text=True, timeout=100
+            words, env=os.environ | self.environment, capture_output=True, text=True, timeout=600
         )
         return done.stdout + done.stderr
 
-    def wait(self, condition: object, seconds: float = 30.0) -> None:
+    def wait(self, condition: object, seconds: float = 300.0) -> None:
         assert callable(condition)
         end = time.monotonic() + seconds
         while not condition():
@@ -119,7 +119,7 @@ PartitionName=all Nodes={self.name} Default=YES MaxTime=10 State=UP OverSubscrib
         for process in reversed(self.processes):
             process.terminate()
             try:
-                process.wait(timeout=10)
+                process.wait(timeout=600)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait(timeout=10)
+                process.wait(timeout=600)

@@ -38,7 +38,7 @@ def train(launcher: list[str], run: Path, *changes: str) -> subprocess.Completed
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
     )
 
 

@@ -23,7 +23,7 @@ PACELINE = [sys.executable, "-m", "paceline.cli"]
 
 
 def run(lab: Lab, *words: str) -> subprocess.CompletedProcess[bytes]:
-    return lab.run([*PACELINE, *words], capture_output=True, timeout=100)
+    return lab.run([*PACELINE, *words], capture_output=True, timeout=600)
 
 
 def files_below(folder: Path) -> list[str]:

@@ -17,8 +17,10 @@ from pathlib import Path
 
 import pytest
 
+import paceline
 from paceline.lab import Lab
 from paceline.lab.testing import make_lab
+from paceline.launch.carry import is_used
 
 __all__ = ["make_lab"]
 SSHD = shutil.which("sshd") or next(
@@ -51,10 +53,12 @@ class RealSsh:
         self.runs.mkdir()
         for name in ("host", "user"):
             words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
-            subprocess.run(words, check=True, timeout=20)
+            subprocess.run(words, check=True, timeout=600)
         (folder / "sshd.conf").write_text(
             f"Port 2222\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\n"
             "PermitRootLogin yes\nStrictModes no\nUsePAM no\nPidFile none\n"
+            # The package under test, also where another one is installed.
+            f"SetEnv PYTHONPATH={Path(paceline.__file__).parents[1]}\n"
         )
         (folder / "ssh.conf").write_text(
             f"Host *\n  Port 2222\n  IdentityFile {folder}/user\n  IdentitiesOnly yes\n"
@@ -83,8 +87,11 @@ class RealSsh:
         words = ["train", "--hosts", str(self.hosts), "--engine", engine]
         return [sys.executable, "-m", "paceline.cli", *words, "--run", str(self.run), *more]
 
-    def train(self, engine: str, *more: str, stop_after: str = "") -> str:
-        """Train on b and a to the end, or until it has said something; what it said."""
+    def train(self, engine: str, *more: str, stop_after: str = "", off: bool = False) -> str:
+        """Train on b and a to the end, or until it has said something; what it said.
+
+        It is then stopped by Ctrl-C, or loses b as if that was switched off.
+        """
         path = f"{self.ssh.parent}:/usr/local/bin:/usr/bin:/bin:{Path(sys.executable).parent}"
         variables = {
             "PATH": path,
@@ -102,15 +109,18 @@ class RealSsh:
                 stdout=output,
                 stderr=output,
             )
-            end = time.monotonic() + 100
+            end = time.monotonic() + 300
             while stop_after and stop_after not in log.read_text():
                 assert process.poll() is None, log.read_text() + self.server_said()
                 assert time.monotonic() < end, log.read_text() + self.server_said()
                 time.sleep(0.05)
-            if stop_after:
+            if off:
+                self.lab.cut("b")
+            elif stop_after:
                 process.send_signal(signal.SIGINT)
-            code = process.wait(timeout=100)
-        assert code == (130 if stop_after else 0), log.read_text() + self.server_said()
+            code = process.wait(timeout=600)
+        expected = 1 if off else 130 if stop_after else 0
+        assert code == expected, log.read_text() + self.server_said()
         return log.read_text()
 
     def server_said(self) -> str:
@@ -125,7 +135,7 @@ class RealSsh:
 def real(make_lab: Callable[..., Lab], tmp_path: Path) -> RealSsh:
     lab = make_lab({"name": "a", "cores": 1.0}, {"name": "b", "cores": 1.0}, rate="1gbit")
     made = RealSsh(lab, tmp_path)
-    end = time.monotonic() + 20
+    end = time.monotonic() + 300
     while "listening" not in (tmp_path / "sshd.log").read_text():
         assert made.server.poll() is None, (tmp_path / "sshd.log").read_text()
         assert time.monotonic() < end
@@ -155,6 +165,27 @@ def test_files_come_back_and_training_goes_on_from_them(real: RealSsh) -> None:
         assert now.startswith(past)
         assert len(now) > len(past)
     assert list((real.folder / "cache" / "runs").iterdir()) == []
+
+
+def test_a_host_that_is_switched_off_costs_nothing_that_has_come(real: RealSsh) -> None:
+    """b, which writes everything, is gone: the launcher has its checkpoints, b has the rest."""
+    said = real.train("ssh", *asked(6), stop_after="epoch 3/6", off=True)
+    folders = real.folder / "cache" / "runs"
+    (folder,) = [path for path in folders.iterdir() if "-0-" in path.name]
+    assert f"what host b wrote last stays there in {folder}" in said
+    epochs = real.epochs()
+    assert epochs == list(range(1, len(epochs) + 1)) != []
+    assert (real.run / "checkpoints" / "latest" / "model.safetensors").stat().st_size > 1000
+    end = time.monotonic() + 60
+    while is_used(folder):  # its agent ends when it sees that the launcher is gone
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    real.lab.restore("b")
+    said = real.train("ssh", "--resume")
+    assert "continuing" in said
+    assert "epoch 1/6" not in said
+    assert real.epochs() == [1, 2, 3, 4, 5, 6]
+    assert list(folders.iterdir()) == []
 
 
 @pytest.mark.parametrize("engine", ["torchrun", pytest.param("mpi", marks=pytest.mark.mpi)])

@@ -48,7 +48,7 @@ def arguments(run: Path, *more: str) -> list[str]:
 @pytest.mark.world_size(2)
 def test_a_job_of_two_nodes(cluster: SlurmCluster, run_cli, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    done = run_cli(*arguments(run, "--nodes", "2"), env=cluster.environment, timeout=110)
+    done = run_cli(*arguments(run, "--nodes", "2"), env=cluster.environment, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 nodes by slurm, over gloo" in done.stdout
     assert f"[{cluster.name} rank 0] epoch 1/1" in done.stdout

@@ -32,7 +32,9 @@ def agree_on_master(world: Any) -> tuple[str, int]:
     with contextlib.ExitStack() as stack:
         port = 0
         if world.Get_rank() == 0:
-            listener = stack.enter_context(socket.create_server(("", 0), backlog=256))
+            # Nothing is read from who calls: that it can is all that is asked.
+            address = "127.0.0.1" if one_machine else ""
+            listener = stack.enter_context(socket.create_server((address, 0), backlog=256))
             port = listener.getsockname()[1]
         port = gather_numbers(world, port)[0]
         reached = array("b", [_reachable(name, port) for name in candidates])

@@ -1,0 +1,308 @@
+"""The store where nodes find each other: torch's interface, over sealed connections.
+
+torch's own TCPStore asks nobody who he is: whoever reaches its port reads and writes it. This one
+is served by a thread of the first node to those who know the run's secret. It holds addresses of
+connections, counters and small notes; no code, no path and no configuration is taken from it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import datetime
+import json
+import selectors
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch._C._distributed_c10d import Store
+
+from paceline.secure.addresses import listening_address
+from paceline.secure.door import Door
+from paceline.secure.line import Line, connect
+
+PURPOSE = "store"
+_SLACK_SECONDS = 10.0
+"""How much later than its own deadline an answer may come: the first node may be busy."""
+_LOOK_SECONDS = 0.5
+"""Between two looks at deadlines of those who wait."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What a node asks of the store."""
+
+    do: str
+    keys: tuple[str, ...] = ()
+    value: bytes = b""
+    expected: bytes = b""
+    number: int = 0
+    seconds: float = 0.0
+
+    def encoded(self) -> bytes:
+        """As it travels."""
+        plain: dict[str, Any] = {"do": self.do, "keys": self.keys, "number": self.number}
+        plain["seconds"] = self.seconds
+        for name in ("value", "expected"):
+            plain[name] = base64.b64encode(getattr(self, name)).decode()
+        return json.dumps(plain).encode()
+
+
+def read_order(body: bytes) -> Order:
+    """An order from its bytes, whose MAC was right; ValueError for anything else."""
+    try:
+        plain = json.loads(body)
+        if not isinstance(plain, dict) or not isinstance(plain.get("keys"), list):
+            raise ValueError("an order must be an object with keys")
+        keys = tuple(plain["keys"])
+        if not all(isinstance(key, str) for key in keys) or not isinstance(plain.get("do"), str):
+            raise ValueError("keys and orders are texts")
+        number, seconds = plain.get("number", 0), plain.get("seconds", 0.0)
+        if type(number) is not int or type(seconds) not in (int, float):
+            raise ValueError("number and seconds are numbers")
+        value, expected = (
+            base64.b64decode(plain.get(name, ""), validate=True) for name in ("value", "expected")
+        )
+        return Order(
+            do=plain["do"], keys=keys, value=value, expected=expected, number=number,
+            seconds=float(seconds),
+        )  # fmt: skip
+    except (RecursionError, TypeError, binascii.Error, OverflowError) as error:
+        raise ValueError(f"no order: {error}") from None
+
+
+@dataclass
+class Table:
+    """What the store holds, and its answers; no I/O."""
+
+    values: dict[str, bytes] = field(default_factory=dict)
+
+    def answer(self, order: Order) -> dict[str, Any] | None:
+        """The answer; None while a key that is waited for is missing."""
+        first = order.keys[0] if order.keys else ""
+        if order.do == "set":
+            self.values[first] = order.value
+        elif order.do == "add":
+            try:
+                total = int(self.values.get(first, b"0")) + order.number
+            except ValueError:
+                return {"error": f"{first} is no counter"}
+            self.values[first] = str(total).encode()
+            return {"number": total}
+        elif order.do == "check":
+            return {"number": int(all(key in self.values for key in order.keys))}
+        elif order.do in ("get", "wait"):
+            if not all(key in self.values for key in order.keys):
+                return None
+            return _with_value(self.values[first]) if order.do == "get" else {}
+        elif order.do == "compare_set":
+            if self.values.get(first, b"") == order.expected:
+                self.values[first] = order.value
+            return _with_value(self.values.get(first, order.expected))
+        elif order.do == "delete":
+            return {"number": int(self.values.pop(first, None) is not None)}
+        elif order.do == "count":
+            return {"number": len(self.values)}
+        else:
+            return {"error": f"the store has no order {order.do!r}"}
+        return {}
+
+
+def _with_value(value: bytes) -> dict[str, Any]:
+    return {"value": base64.b64encode(value).decode()}
+
+
+class StoreServer:
+    """Serves a table on a thread of its own until it is closed."""
+
+    def __init__(self, address: str, port: int, secret: str) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._door = Door(secret, PURPOSE, self._selector, Line)
+        self.port = self._door.listen(address, port)
+        if port and self.port != port:
+            self._door.close()
+            raise RuntimeError(f"port {port} of {address or 'this host'} is taken")
+        self._table = Table()
+        self._lines: set[Line] = set()
+        self._waiting: dict[Line, tuple[Order, float]] = {}
+        self._wake, self._woken = socket.socketpair()
+        self._selector.register(self._woken, selectors.EVENT_READ, None)
+        self._thread = threading.Thread(target=self._serve, name="paceline-store", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Serve nobody any more."""
+        with contextlib.suppress(OSError):
+            self._wake.send(b"x")
+        if self._thread is not threading.current_thread():
+            self._thread.join(2.0)
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                for key, mask in self._selector.select(_LOOK_SECONDS):
+                    if key.data is None:
+                        return
+                    self._attend(key, mask)
+                self._door.look()
+                self._look()
+        finally:
+            self._door.close()
+            for line in self._lines:
+                line.close()
+            self._selector.close()
+            self._wake.close()
+            self._woken.close()
+
+    def _attend(self, key: selectors.SelectorKey, mask: int) -> None:
+        if key.data is self._door:
+            known = self._door.attend(key.fileobj)
+            if known is not None:
+                self._lines.add(known)
+                self._selector.register(known, selectors.EVENT_READ, known)
+            return
+        line: Line = key.data
+        if line not in self._lines:
+            return
+        if mask & selectors.EVENT_WRITE:
+            line.flush()
+        bodies, is_open = line.receive_bytes()
+        try:
+            for body in bodies:
+                order = read_order(body)
+                self._waiting[line] = (order, time.monotonic() + order.seconds)
+        except ValueError:
+            is_open = False
+        self._answer_all()
+        if not is_open:
+            self._lines.discard(line)
+            self._waiting.pop(line, None)
+            self._selector.unregister(line)
+            line.close()
+
+    def _answer_all(self) -> None:
+        """Answer who can be: one answer may be what another waits for."""
+        changed = True
+        while changed:
+            changed = False
+            for line, (order, _) in list(self._waiting.items()):
+                answer = self._table.answer(order)
+                if answer is not None:
+                    del self._waiting[line]
+                    self._tell(line, answer)
+                    changed = True
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for line, (order, deadline) in list(self._waiting.items()):
+            if now > deadline:
+                del self._waiting[line]
+                names = ", ".join(key for key in order.keys if key not in self._table.values)
+                self._tell(line, {"error": f"timed out waiting for {names} in the store"})
+
+    def _tell(self, line: Line, answer: dict[str, Any]) -> None:
+        line.send_bytes(json.dumps(answer).encode())
+        waiting = selectors.EVENT_WRITE if line.is_waiting else 0
+        self._selector.modify(line, selectors.EVENT_READ | waiting, line)
+
+
+class SecureStore(Store):
+    """One process's connection to the store; RuntimeError when it is lost or waits too long."""
+
+    def __init__(
+        self, address: str, port: int, secret: str, *, seconds: float, serves: bool = False
+    ) -> None:
+        """`serves`: this process has the store, at this address of its own."""
+        super().__init__()
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._line: Line | None = None
+        self._server = StoreServer(listening_address(address), port, secret) if serves else None
+        self.place = (address, self._server.port if self._server else port)
+        try:
+            self._line = Line(*connect([self.place], secret, PURPOSE, patience=seconds))
+        except ConnectionError as error:
+            self.close()
+            raise RuntimeError(f"the store cannot be reached at {error}") from None
+
+    def close(self) -> None:
+        """Leave the store; whoever has it closes it."""
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+
+    def _ask(self, order: Order) -> dict[str, Any]:
+        with self._lock:
+            line = self._line
+            if line is None:
+                raise RuntimeError("the connection to the store is closed")
+            line.send_bytes(order.encoded())
+            end = time.monotonic() + order.seconds + max(self._seconds, _SLACK_SECONDS)
+            while time.monotonic() < end:
+                line.wait(_LOOK_SECONDS)
+                bodies, is_open = line.receive_bytes()
+                if bodies:
+                    answer: dict[str, Any] = json.loads(bodies[0])
+                    if "error" in answer:
+                        raise RuntimeError(str(answer["error"]))
+                    return answer
+                if not is_open:
+                    self._leave(line)
+                    raise RuntimeError("the connection to the store was lost")
+            self._leave(line)  # an answer that comes later would be taken for the next one's
+            raise RuntimeError("timed out waiting for the store")
+
+    def _leave(self, line: Line) -> None:
+        self._line = None
+        line.close()
+
+    # --- torch's interface --------------------------------------------------------
+
+    def set(self, key: str, value: str | bytes) -> None:
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        self._ask(Order(do="set", keys=(key,), value=data))
+
+    def get(self, key: str) -> bytes:
+        answer = self._ask(Order(do="get", keys=(key,), seconds=self._seconds))
+        return base64.b64decode(answer["value"])
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._ask(Order(do="add", keys=(key,), number=int(amount)))["number"])
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._ask(Order(do="check", keys=tuple(keys)))["number"])
+
+    def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
+        seconds = self._seconds if timeout is None else timeout.total_seconds()
+        self._ask(Order(do="wait", keys=tuple(keys), seconds=seconds))
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        old, new = (v.encode() if isinstance(v, str) else bytes(v) for v in (expected, desired))
+        answer = self._ask(Order(do="compare_set", keys=(key,), value=new, expected=old))
+        return base64.b64decode(answer["value"])
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self._ask(Order(do="delete", keys=(key,)))["number"])
+
+    def num_keys(self) -> int:
+        return int(self._ask(Order(do="count"))["number"])
+
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        self._seconds = timeout.total_seconds()
+
+    def has_extended_api(self) -> bool:
+        return False
+
+
+__all__ = ["SecureStore", "StoreServer", "read_order"]

@@ -1,0 +1,251 @@
+"""The proof of a plan: before it trains, it must give the weights of one process on a copy.
+
+    first rank   plain updates ──> expected ──────────┐
+    all ranks    the plan's own updates on a copy ──> compare ──> go on together, or refuse
+
+Two updates from a few real samples, divided unequally, without chance (see `local.still`). It is
+the plan's own strategy, exchange and partition that run, built like those that will train.
+See docs/exactness.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import json
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+
+from paceline import exchange, local
+from paceline.data.sampler import apportion
+from paceline.errors import PacelineError, ProofError
+from paceline.local.base import Job, LocalStrategy
+from paceline.local.memory import give_back_memory
+from paceline.local.still import chance_kept, still
+from paceline.observe.recorder import Recorder
+from paceline.schema.proof import Proof
+from paceline.train.assemble import (
+    Task,
+    beginning_of,
+    make_job,
+    make_whole,
+    whole_optimizer_state,
+)
+from paceline.train.compare import TOLERANCE, compare
+from paceline.train.device import choose_device
+from paceline.train.parts import Parts
+from paceline.train.proof_record import known, proof_key, record
+from paceline.train.proof_samples import division, read_samples, update_sizes
+from paceline.train.reference import Plainly, Samples, Trained
+from paceline.train.serving import make_team
+from paceline.train.shares import worker_shares
+from paceline.train.verdict import judged, name_of, remedy_for
+
+NUDGES = 2
+"""Plain trainings from slightly other weights, where a difference may be their noise."""
+
+
+def prove(task: Task, parts: Parts, recorder: Recorder) -> None:
+    """Raise ProofError where the plan would not train like one process; all ranks call it."""
+    kind = provable(task)
+    if kind == "nothing":
+        return
+    with recorder.span("proof"), chance_kept():
+        if kind == "division":
+            _prove_division(task, parts)
+        else:
+            _prove_plan(task, parts)
+
+
+def provable(task: Task) -> str:
+    """What can be proved: "nothing", the whole "plan", or only the "division" of batches."""
+    plan, options = task.plan, task.config.exchange
+    workers = [node for node in plan.nodes if node.role == "worker"]
+    if not all(local.strategy_class(node.strategy).synchronous for node in workers):
+        return "nothing"
+    if len(plan.nodes) > 1:
+        if options.compression != "none" or not exchange.exchange_class(plan.exchange).synchronous:
+            return "nothing"
+        if plan.servers:
+            return "division" if options.mode == "sync" else "nothing"
+        return "plan"
+    alone = workers[0].strategy in ("sequential", "threads")
+    plain = (plan.precision, plan.memory_format) == ("fp32", "contiguous")
+    return "nothing" if alone and plain else "plan"
+
+
+def _prove_plan(task: Task, parts: Parts) -> None:
+    started = time.perf_counter()
+    first = task.context.is_first
+    team = make_team(task)
+    team.enter("proof", 0)
+    sizes = update_sizes(task.plan, len(parts.dataset.train))
+    key = proof_key(task, parts) if first else ""
+    kept = known(task, key)
+    order = {"known": kept is not None, "rate": 1.0}
+    expected: Trained | None = None
+    plainly = _plainly(task, parts)
+    if kept is not None:
+        record(task, kept)
+    elif first:
+        expected = plainly.train(read_samples(task, parts, sizes))
+        order["rate"] = expected.rate
+    order = json.loads(_from_first(task, json.dumps(order)))
+    if order["known"]:
+        return
+    batches = read_samples(task, parts, sizes)
+    proof = Proof(key=key, samples=sizes, tolerance=TOLERANCE[task.plan.precision])
+    with _on_a_copy(task, parts, sizes[0], proof) as (job, strategy):
+        _train(task, job, strategy, batches, order["rate"])
+        make_whole(task, team, job, strategy)
+        state = whole_optimizer_state(job, strategy, first=first)
+        if expected is not None:
+            comparison = compare(
+                dict(strategy.model.state_dict()),
+                state,
+                expected,
+                tolerance=proof.tolerance,
+                nudged=partial(_nudged, plainly, batches, expected.rate),
+            )
+            proof = judged(task, plainly, batches, expected, comparison, proof)
+            record(task, dataclasses.replace(proof, seconds=time.perf_counter() - started))
+        refusal = _from_first(task, proof.reason)
+    if refusal:
+        raise ProofError(refusal)
+
+
+@contextlib.contextmanager
+def _on_a_copy(
+    task: Task, parts: Parts, total: int, proof: Proof
+) -> Iterator[tuple[Job, LocalStrategy]]:
+    """The plan's strategy for a while; what it raises puts the plan out.
+
+    A rank that fails says so by itself: the others may stand anywhere, and are ended.
+    """
+    job = _job(task, parts, total)
+    strategy: LocalStrategy | None = None
+    try:
+        strategy = local.build(job)
+        yield job, strategy
+    except PacelineError:
+        raise
+    except Exception as error:
+        text = str(error).strip().split("\n")[0]
+        reason = (
+            f"{name_of(task.plan)} fails in two updates on a copy ({type(error).__name__}: {text});"
+            f" {remedy_for(task)}"
+        )
+        record(task, dataclasses.replace(proof, key="", reason=reason, cause="plan"))
+        raise ProofError(reason) from error
+    finally:
+        if strategy is not None:
+            strategy.close()
+        if job.exchange is not None:
+            job.exchange.close()
+    del strategy, job
+    gc.collect()
+    if task.arena is not None:
+        task.arena.clear()
+    give_back_memory()
+
+
+def _plainly(task: Task, parts: Parts) -> Plainly:
+    return Plainly(
+        config=task.config,
+        parts=parts,
+        precision=task.plan.precision,
+        device=choose_device(task.config.train.device, task.context.local_rank),
+    )
+
+
+def _job(task: Task, parts: Parts, total: int) -> Job:
+    """As for training, but without chance and for few samples; what compiles is not proved."""
+    shares = [node.share for node in task.plan.nodes]
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with still():
+            return parts.loss(outputs, targets)
+
+    return dataclasses.replace(
+        make_job(task, parts),
+        loss=loss,
+        compile=False,
+        batch_size=max(1, apportion(total, shares)[task.context.node]),
+        still=True,
+    )
+
+
+def _train(
+    task: Task, job: Job, strategy: LocalStrategy, batches: Sequence[Samples], rate: float
+) -> None:
+    """The plan's own way through the batches."""
+    if job.exchange is not None:
+        job.exchange.start(beginning_of(strategy, 0))
+    strategy.scale_rate(rate)
+    shares = worker_shares(task.plan, [node.share for node in task.plan.nodes])
+    worker = job.first_worker + strategy.worker
+    for update, (inputs, targets) in enumerate(batches):
+        total, sizes = len(targets), apportion(len(targets), shares)
+        mine = torch.split(inputs, sizes)[worker], torch.split(targets, sizes)[worker]
+        if job.exchange is not None:
+            job.exchange.before_update(total)
+            job.exchange.begin(update=update, rate=rate, samples=sizes[worker], total=total)
+        strategy.update(*mine, total, update)
+
+
+def _from_first(task: Task, text: str) -> str:
+    """What the first rank of all says, on every rank; the others stand by until it comes."""
+    network = task.network
+    if network is not None:
+        data = text.encode() if network.rank == 0 else b""
+        length = torch.tensor([len(data)], dtype=torch.int64)
+        network.broadcast(length, 0, "the proof of the plan")
+        if int(length):
+            held = bytearray(data) if network.rank == 0 else bytearray(int(length))
+            content = torch.frombuffer(held, dtype=torch.uint8)
+            network.broadcast(content, 0, "the proof of the plan")
+            text = bytes(content.tolist()).decode()
+        else:
+            text = ""
+    return text if task.board is None else task.board.announce(text)
+
+
+def _nudged(plainly: Plainly, batches: Sequence[Samples], rate: float) -> list[Trained]:
+    if plainly.precision != "fp32":
+        return []  # its tolerance is as wide already
+    return [plainly.run(batches, rate, nudge=seed) for seed in range(NUDGES)]
+
+
+def _prove_division(task: Task, parts: Parts) -> None:
+    """Where servers update the weights: that the parts of a batch add up, in one process.
+
+    Every worker finds the same, so that all refuse or none.
+    """
+    started = time.perf_counter()
+    first = task.context.is_first
+    key = proof_key(task, parts)
+    if known(task, key) is not None:
+        return
+    sizes = update_sizes(task.plan, len(parts.dataset.train))
+    batches, plainly = read_samples(task, parts, sizes), _plainly(task, parts)
+    expected = plainly.train(batches)
+    divided = plainly.run(batches, expected.rate, divide=partial(division, task.plan))
+    tolerance = TOLERANCE[task.plan.precision]
+    comparison = compare(
+        divided.weights,
+        divided.state,
+        expected,
+        tolerance=tolerance,
+        nudged=partial(_nudged, plainly, batches, expected.rate),
+    )
+    proof = Proof(key=key, samples=sizes, tolerance=tolerance)
+    proof = judged(task, plainly, batches, expected, comparison, proof)
+    proof = dataclasses.replace(proof, seconds=time.perf_counter() - started)
+    if first:
+        record(task, proof)
+    if not proof.passed:
+        raise ProofError(proof.reason)

@@ -1,0 +1,101 @@
+"""What was proved already: `proof.json` of the run, and an entry of the cache.
+
+An entry holds for the same plan of the same workload, data and settings, and for the very code
+that was proved: its key has the sources of all modules of the user's own (and of Paceline, where it
+is not installed).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sys
+import sysconfig
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from paceline.config.environment import cache_root, instruction_limit
+from paceline.errors import PacelineError
+from paceline.references import is_reference, resolve
+from paceline.schema import Config, encode, read_json, write_json
+from paceline.schema.proof import FORMAT, Proof
+from paceline.train.assemble import Task
+from paceline.train.parts import Parts
+
+FILE = "proof.json"
+
+
+def proof_key(task: Task, parts: Parts) -> str:
+    """The same for what need not be proved again; empty for objects without a name."""
+    if task.given is not None:
+        return ""
+    config, plan = task.config, task.plan
+    facts: dict[str, Any] = {
+        "format": FORMAT,
+        "versions": [metadata.version("paceline"), metadata.version("torch")],
+        "instructions": instruction_limit(),
+        "settings": [
+            encode(part)
+            for part in (config.workload, config.optimizer, config.numerics, config.exchange)
+        ],
+        "seed": config.seed,
+        "device": config.train.device,
+        "data": parts.dataset.fingerprint,
+        "nodes": [encode(node) for node in plan.nodes],
+        "plan": [
+            plan.exchange, plan.partition, plan.feature_layers, plan.precision,
+            plan.memory_format, plan.batch_size, plan.bucket_mb,
+        ],
+        "sources": sources(config),
+    }  # fmt: skip
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:20]
+
+
+def sources(config: Config) -> dict[str, str]:
+    """What the loaded modules of one's own contain, and those that the configuration names."""
+    named = set()
+    for what, text in (
+        ("workload.model", config.workload.model),
+        ("workload.loss", config.workload.loss),
+        ("optimizer.name", config.optimizer.name),
+    ):
+        if is_reference(text):
+            named.add(getattr(resolve(text, what), "__module__", ""))
+    paths = sysconfig.get_paths()
+    installed = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    found = {}
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not file or not str(file).endswith(".py"):
+            continue
+        if name in named or not any(str(file).startswith(place) for place in installed):
+            with contextlib.suppress(OSError):
+                found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return found
+
+
+def known(task: Task, key: str) -> Proof | None:
+    """What was proved before, by this run or by another."""
+    for path in (task.run.path / FILE, _entry(key)) if key else ():
+        try:
+            proof = read_json(Proof, path)
+        except (OSError, PacelineError):
+            continue
+        if proof.passed and proof.key == key:
+            return proof
+    return None
+
+
+def record(task: Task, proof: Proof) -> None:
+    """Leave word in the run, and keep what passed."""
+    with contextlib.suppress(OSError):  # a full disk is said where it matters
+        write_json(task.run.path / FILE, proof)
+        if proof.passed and proof.key:
+            _entry(proof.key).parent.mkdir(parents=True, exist_ok=True)
+            write_json(_entry(proof.key), proof)
+
+
+def _entry(key: str) -> Path:
+    return cache_root() / "proofs" / f"{key}.json"

@@ -1,0 +1,227 @@
+"""Plain PyTorch in one process: what every plan is held against.
+
+Written out here, apart from what the strategies share, so that a fault of theirs is none of the
+reference's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.local.base import Loss, OptimizerState
+from paceline.local.still import settle, still
+from paceline.local.tiles import check_bf16
+from paceline.schema import Config
+from paceline.train import lean
+from paceline.train.parts import Parts
+
+Samples = tuple[torch.Tensor, torch.Tensor]
+"""Inputs and targets."""
+Divide = Callable[[int], Sequence[int]]
+"""How many samples of a batch each part has."""
+
+MOVES = (0.003, 0.3)
+"""How far two updates should move the weights, as a part of their norm.
+
+Less than this would be lost in the last digits of the weights; where it is more, the second update
+starts from weights that rounding alone has led apart.
+"""
+TARGET = 0.02
+"""How far they are to move where the learning rate alone would move them less or more."""
+TRIES = 4
+FUSED_FROM = 5_000_000
+"""Weights from which a step of an optimizer that is not fused would take most of the time."""
+NUDGE = 2.0**-22
+"""A change of the weights, relative to them, in about their last digit."""
+
+
+@dataclass(kw_only=True)
+class Trained:
+    """What some updates came to."""
+
+    start: dict[str, torch.Tensor]
+    weights: dict[str, torch.Tensor]
+    """Weights and buffers, as a checkpoint has them."""
+    state: OptimizerState
+    rate: float = 1.0
+    """The learning rate, relative to the one that was asked for."""
+    outputs: torch.Tensor | None = None
+    """Of the first batch, before the first update."""
+    unused: set[str] = field(default_factory=set)
+    """Parameters that took no part in any update."""
+
+    def moved(self) -> float:
+        """How far the weights have moved, as a part of their norm; perhaps not finite."""
+        names = [name for name, tensor in self.weights.items() if tensor.is_floating_point()]
+        square = sum(norm(self.weights[name] - self.start[name]) ** 2 for name in names)
+        return math.sqrt(square / max(sum(norm(self.start[n]) ** 2 for n in names), 1e-30))
+
+
+def norm(tensor: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor.detach().float()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plainly:
+    """How the reference trains: the user's model, loss and optimizer, one process."""
+
+    config: Config
+    parts: Parts
+    precision: str
+    device: torch.device
+
+    def train(self, batches: Sequence[Samples]) -> Trained:
+        """Updates from these batches, at a rate at which they can be compared."""
+        rate = 1.0
+        for attempt in range(TRIES):
+            found = self.run(batches, rate)
+            moved = found.moved()
+            if moved == 0.0 or MOVES[0] <= moved <= MOVES[1] or attempt + 1 == TRIES:
+                return found
+            rate *= TARGET / moved if math.isfinite(moved) else 1 / 1024
+        return found
+
+    def run(
+        self,
+        batches: Sequence[Samples],
+        rate: float,
+        *,
+        divide: Divide | None = None,
+        nudge: int | None = None,
+    ) -> Trained:
+        """Updates at this rate.
+
+        `divide`: gradients of the parts of each batch are added up, weighted by their samples.
+        `nudge`: the last digits of all weights are changed first, by this seed.
+        """
+        model = self.parts.build_model().to(self.device).train()
+        settle(model)
+        if nudge is not None:
+            _nudge(model, nudge)
+        start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        optimizer = self._optimizer([p for _, p in named])
+        for group in optimizer.param_groups:
+            group["lr"] *= rate
+        outputs: torch.Tensor | None = None
+        unused = {name for name, _ in named}
+        for inputs, targets in batches:
+            sizes = [len(targets)] if divide is None else list(divide(len(targets)))
+            for part in zip(torch.split(inputs, sizes), torch.split(targets, sizes), strict=True):
+                loss, given = self._loss(model, *part)
+                outputs = given.detach() if outputs is None else outputs
+                with still():
+                    (loss * (len(part[1]) / len(targets))).backward()  # type: ignore[no-untyped-call]
+            unused -= {name for name, parameter in named if parameter.grad is not None}
+            if self.config.optimizer.clip_norm is not None:
+                nn.utils.clip_grad_norm_([p for _, p in named], self.config.optimizer.clip_norm)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return Trained(
+            start=start,
+            weights=dict(model.state_dict()),
+            state={name: dict(optimizer.state[p]) for name, p in named if optimizer.state.get(p)},
+            rate=rate,
+            outputs=outputs,
+            unused=unused,
+        )
+
+    def outputs(self, batch: Samples, sizes: Sequence[int]) -> torch.Tensor:
+        """What a new model gives for a batch, part by part."""
+        model = self.parts.build_model().to(self.device).train()
+        settle(model)
+        with torch.no_grad():
+            return torch.cat(
+                [self._forward(model, part) for part in torch.split(batch[0], list(sizes))]
+            )
+
+    def _loss(
+        self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        outputs = self._forward(model, inputs)
+        with still():
+            return self.parts.loss(outputs, targets.to(self.device)), outputs
+
+    def _forward(self, model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        with self._cast(), still():
+            outputs: torch.Tensor = model(inputs.to(self.device))
+        return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+
+    @contextlib.contextmanager
+    def _cast(self) -> Iterator[None]:
+        if self.precision != "bf16":
+            yield
+            return
+        if self.device.type == "cpu":
+            check_bf16()
+        with torch.autocast(self.device.type, dtype=torch.bfloat16):
+            yield
+
+    def _optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """The user's own, or torch's by its name: fused, as the strategies' is, only if large."""
+        settings = self.config.optimizer
+        if not self.parts.elementwise:
+            return self.parts.build_optimizer(parameters)
+        large = sum(parameter.numel() for parameter in parameters) > FUSED_FROM
+        rest: dict[str, Any] = {"weight_decay": settings.weight_decay, "fused": large or None}
+        rest["foreach"] = False if not large else None
+        if settings.name == "sgd":
+            rest |= {"momentum": settings.momentum, "nesterov": settings.nesterov}
+            return lean.SGD(parameters, lr=settings.learning_rate, **rest)
+        kind = lean.Adam if settings.name == "adam" else lean.AdamW
+        return kind(parameters, lr=settings.learning_rate, **rest)
+
+
+@torch.no_grad()
+def _nudge(model: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+            parameter.mul_(1 + NUDGE * noise)
+
+
+def loss_apart(
+    loss: Loss, outputs: torch.Tensor, targets: torch.Tensor, sizes: Sequence[int]
+) -> float | None:
+    """How far the loss of a batch is from the mean of its parts' losses, weighted by samples.
+
+    The larger of the relative errors of the loss and of its gradient; None where it cannot be told.
+    """
+    whole = _loss_and_gradient(loss, outputs, targets)
+    if whole is None or not (math.isfinite(whole[0]) and bool(torch.isfinite(whole[1]).all())):
+        return None
+    value, gradients = 0.0, []
+    pieces = zip(torch.split(outputs, list(sizes)), torch.split(targets, list(sizes)), strict=True)
+    for piece, wanted in pieces:
+        part = _loss_and_gradient(loss, piece, wanted)
+        if part is None:
+            return None
+        weight = len(wanted) / len(targets)
+        value += part[0] * weight
+        gradients.append(part[1] * weight)
+    gradient_norm = norm(whole[1])
+    apart = norm(torch.cat(gradients) - whole[1]) / gradient_norm if gradient_norm else 0.0
+    if not (math.isfinite(value) and math.isfinite(apart)):
+        return math.inf
+    return max(apart, abs(value - whole[0]) / abs(whole[0])) if whole[0] else apart
+
+
+def _loss_and_gradient(
+    loss: Loss, outputs: torch.Tensor, targets: torch.Tensor
+) -> tuple[float, torch.Tensor] | None:
+    leaf = outputs.detach().clone().requires_grad_()
+    try:
+        with still():
+            value = loss(leaf, targets)
+        (gradient,) = torch.autograd.grad(value, leaf)
+    except Exception:  # the user's own code, on outputs that its model did not give
+        return None
+    return float(value.detach()), gradient
