@@ -317,7 +317,7 @@ def gradients(
     if worker is not None:
         seed_step(job.seed, step, job.first_worker + worker)
     inputs, targets = layout(job, inputs), targets.to(job.device)
-    with _users_code(model, inputs, targets):
+    with users_code(model, inputs, targets):
         with autocast(job):
             outputs = full_precision(model(inputs))
         loss = job.loss(outputs, targets)
@@ -332,7 +332,7 @@ def gradients(
 
 
 @contextlib.contextmanager
-def _users_code(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> Iterator[None]:
+def users_code(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> Iterator[None]:
     """Say of an error that it came out of the model or the loss, and on what."""
     try:
         yield

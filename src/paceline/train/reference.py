@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.local.base import Loss, OptimizerState
+from paceline.local.base import Loss, OptimizerState, full_precision, users_code
 from paceline.local.still import settle, still
 from paceline.local.tiles import check_bf16
 from paceline.schema import Config
@@ -58,7 +58,7 @@ class Trained:
     """Parameters that took no part in any update."""
 
     def moved(self) -> float:
-        """How far the weights have moved, as a part of their norm; not finite where they are not."""
+        """How far the weights have moved, as a part of their norm; perhaps not finite."""
         names = [name for name, tensor in self.weights.items() if tensor.is_floating_point()]
         square = sum(norm(self.weights[name] - self.start[name]) ** 2 for name in names)
         return math.sqrt(square / max(sum(norm(self.start[n]) ** 2 for n in names), 1e-30))
@@ -116,7 +116,8 @@ class Plainly:
             sizes = [len(targets)] if divide is None else list(divide(len(targets)))
             for part in zip(torch.split(inputs, sizes), torch.split(targets, sizes), strict=True):
                 loss, given = self._loss(model, *part)
-                outputs = given.detach() if outputs is None else outputs
+                if outputs is None and isinstance(given, torch.Tensor):
+                    outputs = given.detach()
                 with still():
                     (loss * (len(part[1]) / len(targets))).backward()  # type: ignore[no-untyped-call]
             unused -= {name for name, parameter in named if parameter.grad is not None}
@@ -144,15 +145,15 @@ class Plainly:
 
     def _loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        outputs = self._forward(model, inputs)
-        with still():
-            return self.parts.loss(outputs, targets.to(self.device)), outputs
+    ) -> tuple[torch.Tensor, Any]:
+        with users_code(model, inputs, targets):
+            outputs = self._forward(model, inputs)
+            with still():
+                return self.parts.loss(outputs, targets.to(self.device)), outputs
 
-    def _forward(self, model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    def _forward(self, model: nn.Module, inputs: torch.Tensor) -> Any:
         with self._cast(), still():
-            outputs: torch.Tensor = model(inputs.to(self.device))
-        return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+            return full_precision(model(inputs.to(self.device)))
 
     @contextlib.contextmanager
     def _cast(self) -> Iterator[None]:
