@@ -58,7 +58,7 @@ class Trained:
     """Parameters that took no part in any update."""
 
     def moved(self) -> float:
-        """How far the weights have moved, as a part of their norm; not finite where they are not."""
+        """How far the weights have moved, as a part of their norm; NaN if they are."""
         names = [name for name, tensor in self.weights.items() if tensor.is_floating_point()]
         square = sum(norm(self.weights[name] - self.start[name]) ** 2 for name in names)
         return math.sqrt(square / max(sum(norm(self.start[n]) ** 2 for n in names), 1e-30))
