@@ -51,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
     adopt_orphans()
     # Tests that a shell has put into the background would hand on that Ctrl-C is ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # So would tests under nohup that a closing terminal is.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # Before the first computation: bf16 must not kill the tests on a machine whose AMX is broken.
     use_safe_instructions(Config())
 
