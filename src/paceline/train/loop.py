@@ -119,7 +119,7 @@ class Trainer:
         """What the optimizer goes on from, until training begins."""
         self.losses = LossWatch()
         self.started = started
-        check_model(self.strategy.model.state_dict())
+        check_model(self.strategy.model)
 
     @property
     def updates(self) -> int:
