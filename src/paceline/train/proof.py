@@ -43,7 +43,7 @@ from paceline.train.device import choose_device
 from paceline.train.parts import Parts
 from paceline.train.proof_record import known, proof_key, record
 from paceline.train.proof_samples import division, read_samples, update_sizes
-from paceline.train.reference import Plainly, Samples, Trained
+from paceline.train.reference import Plainly, Samples, Trained, tensors_of
 from paceline.train.serving import make_team
 from paceline.train.shares import worker_shares
 from paceline.train.verdict import judged, name_of, remedy_for
@@ -124,7 +124,7 @@ def _prove_plan(task: Task, parts: Parts) -> None:
         state = whole_optimizer_state(job, strategy, first=first)
         if expected is not None:
             comparison = compare(
-                dict(strategy.model.state_dict()),
+                tensors_of(strategy.model),
                 state,
                 expected,
                 tolerance=proof.tolerance,

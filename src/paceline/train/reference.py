@@ -68,6 +68,12 @@ def norm(tensor: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor.detach().float()))
 
 
+def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What of a model's state is tensors; the rest (`get_extra_state`) is not compared."""
+    state = model.state_dict()
+    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plainly:
     """How the reference trains: the user's model, loss and optimizer, one process."""
@@ -105,7 +111,7 @@ class Plainly:
         settle(model)
         if nudge is not None:
             _nudge(model, nudge)
-        start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        start = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         optimizer = self._optimizer([p for _, p in named])
         for group in optimizer.param_groups:
@@ -127,7 +133,7 @@ class Plainly:
             optimizer.zero_grad(set_to_none=True)
         return Trained(
             start=start,
-            weights=dict(model.state_dict()),
+            weights=tensors_of(model),
             state={name: dict(optimizer.state[p]) for name, p in named if optimizer.state.get(p)},
             rate=rate,
             outputs=outputs,
