@@ -14,7 +14,7 @@ train: $(READY)
 
 # Tests of two processes side by side: most of them wait for processes that they start.
 TEST_WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 
 test: $(READY)
 	$(PYTEST) $(PYTEST_FLAGS)

@@ -7,6 +7,7 @@ TMPDIR lead into a folder that is removed at the end. PACELINE_DATA is passed on
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -51,6 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
     adopt_orphans()
     # Tests that a shell has put into the background would hand on that Ctrl-C is ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # So would tests under nohup that a closing terminal is.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # Before the first computation: bf16 must not kill the tests on a machine whose AMX is broken.
     use_safe_instructions(Config())
 
@@ -62,15 +65,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(os.environ[BACKING], ignore_errors=True)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files stay together when tests run side by side; all labs are of one process.
-
-    What a file's tests share is made once; a lab's leftovers are looked for on the whole machine.
-    """
-    for item in items:
-        group = "lab" if item.get_closest_marker("lab") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.fixture(autouse=True)
+def one_lab_at_a_time(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A lab's leftovers are looked for on the whole machine: tests side by side take turns."""
+    if request.node.get_closest_marker("lab") is None:
+        yield
+        return
+    with Path("/dev/shm/pl-lab.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -197,13 +197,13 @@ def test_a_model_that_does_not_fit_the_data(
     several = call_cli(*training("several", **narrow, **ranks).begin)
     assert several.returncode == 1
     assert several.stderr.startswith("paceline: rank ")
-    assert "raised by the model or the loss, on inputs of shape [8, 1, 28, 28]" in several.stderr
+    assert "raised by the model or the loss, on inputs of shape [5, 1, 28, 28]" in several.stderr
     # It is not said to be one that cannot be cut.
     stages = {"local__strategy": "pipeline", "local__stages": 2}
     cut = call_cli(*training("cut", **narrow, **stages).begin)
-    assert cut.returncode == 2, cut.stderr
-    words = ["Sequential does not run on", "mat1 and mat2", "make the model fit the data"]
-    check_sentence(cut.stderr, words)
+    assert cut.returncode == 1, cut.stderr
+    assert "mat1 and mat2" in cut.stderr
+    assert "raised by the model or the loss" in cut.stderr
 
 
 def test_too_high_a_rate_is_said_with_the_update(

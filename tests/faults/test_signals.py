@@ -84,8 +84,11 @@ def test_a_terminal_that_closes(strategy: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("strategy", [pytest.param("threads", marks=pytest.mark.slow), "processes"])
 def test_a_second_ctrl_c_ends_at_once(strategy: str, tmp_path: Path, start_cli: StartCli) -> None:
-    subject = PacedTraining(tmp_path / "run", pace=300.0, **STRATEGIES[strategy])
+    subject = PacedTraining(tmp_path / "run", pace=0.05, **STRATEGIES[strategy])
     process = start_cli(*subject.begin)
+    subject.wait_for_checkpoint(process)  # before that there is nothing that could be saved
+    subject.set_pace(300.0)
+    subject.asleep.unlink(missing_ok=True)
     subject.wait_for(subject.asleep.exists, process)
     process.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):

@@ -128,9 +128,9 @@ def test_a_run_of_objects_is_continued_with_the_same_kind(runs: Runs) -> None:
         assert outcomes[f"{model}/sequential"]["difference"] == 0.0
     refused = {
         "plan with processes": "'processes' trains in processes of its own",
-        "another strategy": "another configuration (local.strategy)",
-        "another model": "another configuration (workload.model)",
-        "fewer samples": "another configuration (workload.data)",
+        "another strategy": "another configuration (local.strategy",
+        "another model": "another configuration (workload.model",
+        "fewer samples": "another configuration (workload.data",
         "fewer samples of the same kind": "60 samples",
     }
     for case, words in refused.items():
@@ -166,7 +166,7 @@ def test_a_run_of_objects_can_be_read(runs: Runs, command: list[str]) -> None:
     done = cli(runs, *command)
     assert done.returncode == 0, done.stderr
     if command[0] == "runs":
-        assert "object:__main__.Net" in done.stdout
+        assert "object:__main__" in "".join(done.stdout.split())
 
 
 def cli(runs: Runs, *arguments: str) -> subprocess.CompletedProcess[str]:

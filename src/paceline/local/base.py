@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
-from paceline.errors import DataError, PacelineError, StrategyError, UnsupportedError
+from paceline.errors import DataError, ModelError, PacelineError, StrategyError, UnsupportedError
 from paceline.local.gradient_hooks import refuse_shared_memory
 from paceline.local.single_pixel import use_single_pixels
 from paceline.local.still import settle, still
@@ -216,7 +217,14 @@ def scored(model: nn.Module, inputs: torch.Tensor) -> Any:
 
 def prepare_model(job: Job) -> nn.Module:
     """The model on its device, in its memory format, in training mode."""
-    model = job.build_model().to(job.device)
+    model = job.build_model()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise ModelError(
+                f"the shape of {name} is not known before the model has run (a lazy layer): run it"
+                " once on a sample where it is made, or give the layer its sizes"
+            )
+    model = model.to(job.device)
     _refuse_copies(model, job)
     use_single_pixels(model)
     if job.memory_format == "channels_last":
@@ -317,7 +325,7 @@ def gradients(
     if worker is not None:
         seed_step(job.seed, step, job.first_worker + worker)
     inputs, targets = layout(job, inputs), targets.to(job.device)
-    with _users_code(model, inputs, targets):
+    with users_code(model, inputs, targets):
         with autocast(job):
             outputs = full_precision(model(inputs))
         loss = job.loss(outputs, targets)
@@ -332,7 +340,7 @@ def gradients(
 
 
 @contextlib.contextmanager
-def _users_code(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> Iterator[None]:
+def users_code(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> Iterator[None]:
     """Say of an error that it came out of the model or the loss, and on what."""
     try:
         yield

@@ -15,7 +15,7 @@ from torch import nn
 from paceline import exchange
 from paceline.data.feed import Batch, Feed
 from paceline.data.sampler import GlobalSampler, apportion
-from paceline.errors import UnsupportedError
+from paceline.errors import RunDirectoryError, UnsupportedError
 from paceline.exchange.agreement import agree_on_files, agree_on_model, rest_of
 from paceline.exchange.base import Beginning, Exchange, Memory, Setting
 from paceline.exchange.memory import ENTRY, gathered, of_node
@@ -27,6 +27,7 @@ from paceline.local.board import Arena, Board
 from paceline.local.shared import model_digest
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, RankContext
+from paceline.schema.checkpoint import check_continued, read_state
 from paceline.train.checkpoint import Checkpoints
 from paceline.train.device import choose_device
 from paceline.train.parts import Given, Parts
@@ -103,17 +104,28 @@ def agreed_model(task: Task, parts: Parts) -> nn.Module:
 def agreed_checkpoint(task: Task) -> Path | None:
     """The checkpoint that this rank goes on from: on every node the first node's newest."""
     newest = Checkpoints(task.run.checkpoints, task.config.train.keep).newest()
-    if task.context.nodes == 1 or (task.network is not None and not task.network.is_whole):
+    if task.context.nodes == 1:
         return newest
     word = task.run.path / f"node-{task.context.node}" / "resume.json"
     if task.network is not None:
-        newest = agree_on_files(task.network, newest, word.parent)
+        if task.network.is_whole:
+            newest = agree_on_files(task.network, newest, word.parent)
+        elif task.context.node > 0 and newest is not None and not _is_of_this_run(task, newest):
+            newest = None  # the first node's state comes in its stead
         word.parent.mkdir(exist_ok=True)
         word.write_text(json.dumps(None if newest is None else str(newest)))
     if task.board is not None:  # the node's other ranks read what its leader has found
         task.board.barrier("the checkpoint")
     found = json.loads(word.read_text())
     return None if found is None else Path(found)
+
+
+def _is_of_this_run(task: Task, checkpoint: Path) -> bool:
+    try:
+        check_continued(checkpoint, read_state(checkpoint), task.config)
+    except RunDirectoryError:
+        return False
+    return True
 
 
 def beginning_of(

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from paceline.errors import RunDirectoryError, StorageError, UnsupportedError, shortened
 from paceline.local.base import OptimizerState
@@ -188,10 +189,10 @@ def unpack_state(
     return optimizer
 
 
-def check_model(model: dict[str, torch.Tensor]) -> None:
+def check_model(model: nn.Module) -> None:
     """Refuse at the start what could not be saved at the end of an epoch."""
-    for name, tensor in model.items():
-        if isinstance(tensor, torch.Tensor) and tensor.dtype is torch.complex128:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.dtype is torch.complex128:
             raise UnsupportedError(
                 f"{name} of the model is complex128, which safetensors cannot hold: use complex64"
             )

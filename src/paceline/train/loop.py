@@ -124,7 +124,7 @@ class Trainer:
         """What the optimizer goes on from, until training begins."""
         self.losses = LossWatch()
         self.started = started
-        check_model(self.strategy.model.state_dict())
+        check_model(self.strategy.model)
         self.until: int | None = None
         """The update at which the current leg ends, if that is before the training does."""
         self.patience: float | None = None

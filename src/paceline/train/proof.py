@@ -11,14 +11,17 @@ See docs/exactness.md.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import gc
 import json
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
+from torch import nn
 
 from paceline import exchange, local
 from paceline.data.sampler import apportion
@@ -40,7 +43,7 @@ from paceline.train.device import choose_device
 from paceline.train.parts import Parts
 from paceline.train.proof_record import known, proof_key, record
 from paceline.train.proof_samples import division, read_samples, update_sizes
-from paceline.train.reference import Plainly, Samples, Trained
+from paceline.train.reference import Plainly, Samples, Trained, tensors_of
 from paceline.train.serving import make_team
 from paceline.train.shares import worker_shares
 from paceline.train.verdict import judged, name_of, remedy_for
@@ -54,11 +57,27 @@ def prove(task: Task, parts: Parts, recorder: Recorder) -> None:
     kind = provable(task)
     if kind == "nothing":
         return
+    parts = _with_one_start(parts)
     with recorder.span("proof"), chance_kept():
         if kind == "division":
             _prove_division(task, parts)
         else:
             _prove_plan(task, parts)
+
+
+def _with_one_start(parts: Parts) -> Parts:
+    """Every model begins with the weights of the first one built: not every model is seeded."""
+    start: dict[str, Any] = {}
+
+    def build() -> nn.Module:
+        model = parts.build_model()
+        if start:
+            model.load_state_dict(start)
+        else:
+            start.update(copy.deepcopy(model.state_dict()))
+        return model
+
+    return dataclasses.replace(parts, build_model=build)
 
 
 def provable(task: Task) -> str:
@@ -105,7 +124,7 @@ def _prove_plan(task: Task, parts: Parts) -> None:
         state = whole_optimizer_state(job, strategy, first=first)
         if expected is not None:
             comparison = compare(
-                dict(strategy.model.state_dict()),
+                tensors_of(strategy.model),
                 state,
                 expected,
                 tolerance=proof.tolerance,
@@ -183,6 +202,7 @@ def _train(
     task: Task, job: Job, strategy: LocalStrategy, batches: Sequence[Samples], rate: float
 ) -> None:
     """The plan's own way through the batches."""
+    strategy.spread_buffers()
     if job.exchange is not None:
         job.exchange.start(beginning_of(strategy, 0))
     strategy.scale_rate(rate)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.local.base import Loss, OptimizerState
+from paceline.local.base import Loss, OptimizerState, full_precision, users_code
 from paceline.local.still import settle, still
 from paceline.local.tiles import check_bf16
 from paceline.schema import Config
@@ -68,6 +68,12 @@ def norm(tensor: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor.detach().float()))
 
 
+def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What of a model's state is tensors; the rest (`get_extra_state`) is not compared."""
+    state = model.state_dict()
+    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plainly:
     """How the reference trains: the user's model, loss and optimizer, one process."""
@@ -105,7 +111,7 @@ class Plainly:
         settle(model)
         if nudge is not None:
             _nudge(model, nudge)
-        start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        start = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         optimizer = self._optimizer([p for _, p in named])
         for group in optimizer.param_groups:
@@ -116,7 +122,8 @@ class Plainly:
             sizes = [len(targets)] if divide is None else list(divide(len(targets)))
             for part in zip(torch.split(inputs, sizes), torch.split(targets, sizes), strict=True):
                 loss, given = self._loss(model, *part)
-                outputs = given.detach() if outputs is None else outputs
+                if outputs is None and isinstance(given, torch.Tensor):
+                    outputs = given.detach()
                 with still():
                     (loss * (len(part[1]) / len(targets))).backward()  # type: ignore[no-untyped-call]
             unused -= {name for name, parameter in named if parameter.grad is not None}
@@ -126,7 +133,7 @@ class Plainly:
             optimizer.zero_grad(set_to_none=True)
         return Trained(
             start=start,
-            weights=dict(model.state_dict()),
+            weights=tensors_of(model),
             state={name: dict(optimizer.state[p]) for name, p in named if optimizer.state.get(p)},
             rate=rate,
             outputs=outputs,
@@ -144,15 +151,15 @@ class Plainly:
 
     def _loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        outputs = self._forward(model, inputs)
-        with still():
-            return self.parts.loss(outputs, targets.to(self.device)), outputs
+    ) -> tuple[torch.Tensor, Any]:
+        with users_code(model, inputs, targets):
+            outputs = self._forward(model, inputs)
+            with still():
+                return self.parts.loss(outputs, targets.to(self.device)), outputs
 
-    def _forward(self, model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    def _forward(self, model: nn.Module, inputs: torch.Tensor) -> Any:
         with self._cast(), still():
-            outputs: torch.Tensor = model(inputs.to(self.device))
-        return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+            return full_precision(model(inputs.to(self.device)))
 
     @contextlib.contextmanager
     def _cast(self) -> Iterator[None]:

@@ -231,7 +231,7 @@ def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="'thing' of weight as object"):
         Checkpoints(tmp_path, keep=1).save(state(1), tensors(1.0), {"weight": {"thing": object()}})
     with pytest.raises(UnsupportedError, match="complex64"):
-        check_model({"weight": torch.zeros(2, dtype=torch.complex128)})
+        check_model(torch.nn.Linear(1, 2, dtype=torch.complex128))
 
 
 CONFIG = config_from({"optimizer.schedule": "constant"})

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import RunCli
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -22,6 +22,7 @@ from paceline.report.listing import line_of
 from paceline.report.load import load_run
 from paceline.report.make import make_report
 
+RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
 PLAIN = {
     "local.strategy": "threads",
     "local.threads": 1,
