@@ -87,7 +87,7 @@ def test_two_stages(tmp_path: Path) -> None:
     precise = found[count : count + len(BF16)]
     for weights, expected in zip(precise, found[count + len(BF16) :], strict=False):
         parameters = {n: t for n, t in expected.items() if "|" not in n}
-        assert_same({n: weights[n] for n in parameters}, parameters, rtol=0.01, atol=1e-3)
+        assert_same({n: weights[n] for n in parameters}, parameters, rtol=0.01, atol=5e-3)
     # Every micro-batch has BatchNorm statistics of its own, so the running ones move four
     # times an update; those of both stages reach the rank that saves them.
     resnet = found[-1]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import torch
 
 from paceline.local.base import OptimizerState
-from paceline.train.reference import Trained, norm
+from paceline.train.reference import Trained, moves, norm
 
 TOLERANCE = {"fp32": 0.002, "bf16": 0.25}
 """Relative errors that are still the order of sums.
@@ -100,9 +100,7 @@ def compare(
     noise: dict[tuple[str, str], float] = {}
     for other in nudged():
         shifted = {
-            name: tensor - other.start[name] + expected.start[name]
-            if tensor.is_floating_point()
-            else tensor
+            name: tensor - other.start[name] + expected.start[name] if moves(tensor) else tensor
             for name, tensor in other.weights.items()
         }
         for difference in _compare(shifted, other.state, expected, 0.0, {}).differences:
@@ -122,21 +120,23 @@ def _compare(
 
     def limit(name: str, entry: str = "") -> float:
         own = noise.get((name, entry), 0.0)
-        return math.inf if own > NOISE_ALONE else max(tolerance, min(NOISE * own, NOISE_MOST))
+        coarse = TOLERANCE["bf16"] if _is_coarse(expected.weights.get(name)) else tolerance
+        return math.inf if own > NOISE_ALONE else max(coarse, min(NOISE * own, NOISE_MOST))
 
     for name, wanted in expected.weights.items():
         here = weights.get(name)
         if here is None or here.shape != wanted.shape:
             result.note(Difference(name, "", math.inf), passed=False)
-        elif not wanted.is_floating_point():
+        elif not moves(wanted):
             same = bool(torch.equal(here, wanted))
             result.note(Difference(name, "", 0.0 if same else math.inf), passed=same)
         else:
             sure = _sure(expected.state.get(name, {}), wanted)
             moved = norm((wanted - expected.start[name]) * sure)
             apart = norm((here - wanted) * sure)
-            room = limit(name) * moved + DIGITS * norm(wanted)
-            stands = moved > DIGITS * norm(wanted) and bool(torch.equal(here, expected.start[name]))
+            digits = max(DIGITS, torch.finfo(wanted.dtype).eps if _is_coarse(wanted) else 0.0)
+            room = limit(name) * moved + digits * norm(wanted)
+            stands = moved > digits * norm(wanted) and bool(torch.equal(here, expected.start[name]))
             difference = Difference(name, "", _relative(apart, moved), stands)
             result.note(difference, passed=apart <= room)
     for name in expected.state.keys() | state.keys():
@@ -146,6 +146,11 @@ def _compare(
     order = {name: number for number, name in enumerate(expected.weights)}
     result.differences.sort(key=lambda each: (bool(each.entry), order.get(each.name, 0)))
     return result
+
+
+def _is_coarse(tensor: torch.Tensor | None) -> bool:
+    """Whether its numbers have three digits only."""
+    return tensor is not None and tensor.dtype in (torch.bfloat16, torch.float16)
 
 
 def _sure(state: dict[str, object], like: torch.Tensor) -> torch.Tensor | float:

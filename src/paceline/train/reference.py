@@ -59,13 +59,22 @@ class Trained:
 
     def moved(self) -> float:
         """How far the weights have moved, as a part of their norm; perhaps not finite."""
-        names = [name for name, tensor in self.weights.items() if tensor.is_floating_point()]
+        names = [name for name, tensor in self.weights.items() if moves(tensor)]
         square = sum(norm(self.weights[name] - self.start[name]) ** 2 for name in names)
         return math.sqrt(square / max(sum(norm(self.start[n]) ** 2 for n in names), 1e-30))
 
 
 def norm(tensor: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor.detach().float()))
+    """Of any kind of tensor: sparse and complex ones too."""
+    plain = tensor.detach()
+    plain = plain if plain.layout is torch.strided else plain.to_dense()
+    plain = torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
+    return float(torch.linalg.vector_norm(plain.float()))
+
+
+def moves(tensor: torch.Tensor) -> bool:
+    """Whether an optimizer can move it: numbers that are not whole."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:

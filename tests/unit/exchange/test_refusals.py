@@ -89,7 +89,7 @@ def test_weights_that_are_not_finite_are_not_mixed() -> None:
     news: list[str] = []
 
     def work(rank: int) -> None:
-        context = RankContext(node=rank, nodes=2, port=port)
+        context = RankContext(node=rank, nodes=2, port=port, secret="of this test alone")
         neighbours = Neighbours(context, plan, options, deadline=30.0)
         try:
             exchange = Hogwild(Setting(network=neighbours, options=options))

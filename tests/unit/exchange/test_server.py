@@ -37,7 +37,11 @@ class Cluster:
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
         self.meetings = [
-            Meeting(RankContext(node=node, nodes=4, port=port), deadline=30.0) for node in range(4)
+            Meeting(
+                RankContext(node=node, nodes=4, port=port, secret="of this test alone"),
+                deadline=30.0,
+            )
+            for node in range(4)
         ]
         hosts = [f"host-{node}" for node in range(4)]
         workers = tuple((n, hosts[n], 0 if mode == "sync" else n) for n in range(3))

@@ -86,9 +86,9 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
     name=st.sampled_from(SPAN_NAMES),
     start=finite,
     seconds=st.floats(min_value=0, max_value=1e9),
-    update=st.none() | st.integers(min_value=0),
+    update=st.none() | st.integers(min_value=0, max_value=2**62),
     late=st.lists(st.integers(min_value=0, max_value=99)),
-    detail=st.text(),
+    detail=st.text(st.characters(codec="utf-8", exclude_characters="\0")),
 )
 def test_any_span_comes_back_as_it_was(
     name: str, start: float, seconds: float, update: int | None, late: list[int], detail: str

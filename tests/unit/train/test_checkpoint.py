@@ -106,7 +106,7 @@ def test_a_failed_write_costs_nothing_older(
     checkpoints = Checkpoints(tmp_path, keep=1)
     save(checkpoints, 1)
 
-    def full(*arguments: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     for broken in ("_flush", "save_file", "_point"):
