@@ -365,7 +365,7 @@ def _run_training(start: Start) -> Result:
 
         code = train_on_hosts(start)
         return Result(run=run.path, summary=summary_of(run), exit_code=code)
-    if start.plan is None and _finds_out(config):
+    if start.script or (start.plan is None and _finds_out(config)):
         return _train_in_legs(start)
     from paceline.commands.alone import train_alone
 
@@ -374,7 +374,7 @@ def _run_training(start: Start) -> Result:
 
 def _finds_out(config: Config) -> bool:
     """Whether the training finds its fastest way while it trains."""
-    return config.local.strategy == "auto" and not config.numerics.compile
+    return config.pilot.legs and config.local.strategy == "auto" and not config.numerics.compile
 
 
 def _train_in_legs(start: Start) -> Result:

@@ -14,7 +14,7 @@ from paceline import api
 from paceline.config import load_config
 from paceline.schema import write_json
 from paceline.schema.legs import Lesson
-from paceline.workflow.alone import _lesson_place
+from paceline.workflow.alone import lesson_place
 from paceline.workflow.legs import read_legs
 
 MODEL = Path(__file__).with_name("faulty_model.py")
@@ -37,6 +37,7 @@ def settings(fault: str, *changes: str) -> list[str]:
         "train.epochs=30",
         "train.deadline=3",
         "numerics.memory_format=contiguous",
+        "pilot.legs=true",
         "pilot.budget=1.0",
         *changes,
     )
@@ -45,7 +46,7 @@ def settings(fault: str, *changes: str) -> list[str]:
 
 def teach(words: list[str], **factors: float) -> None:
     config = api.resolve(load_config(None, words[1::2]))
-    place = _lesson_place(config, 20)
+    place = lesson_place(config, 20)
     place.parent.mkdir(parents=True, exist_ok=True)
     write_json(place, Lesson(factors=dict(factors)))
 

@@ -75,7 +75,7 @@ def train_alone(asked: Alone) -> Outcome:
 
 def _train(asked: Alone, home: Home) -> Outcome:
     batch_size = asked.config.workload.global_batch(1)
-    place = _lesson_place(asked.config, batch_size)
+    place = lesson_place(asked.config, batch_size)
     lesson = Lesson() if asked.given is not None else _read_lesson(place)
     every = _options(asked, home, lesson, divisible=True)
     plans = {o.name: plan_of(asked.config, e, batch_size, "") for o, e in every}
@@ -133,7 +133,8 @@ def _no_plan(config: Config) -> Plan:
     return Plan(batch_size=config.workload.global_batch(1))
 
 
-def _lesson_place(config: Config, batch_size: int) -> Path:
+def lesson_place(config: Config, batch_size: int) -> Path:
+    """Where the cache keeps what trainings of a workload have taught."""
     from paceline.measure.race import RaceRequest, fingerprint
 
     request = RaceRequest(config=config, batch_size=batch_size)
