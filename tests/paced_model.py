@@ -1,8 +1,8 @@
 """A small model that takes as long as a test wants, so that the test can act in the middle.
 
 While a file `pace` lies beside it, each forward pass of training takes as many seconds more as
-stand in there, and a file `asleep` says that one has begun. While a file `hold` lies there,
-evaluations stand still, and a file `held-PID` says that one does.
+stand in there, and a file `asleep` with the same number says that one has begun. While a file
+`hold` lies there, evaluations stand still, and a file `held-PID` says that one does.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class Paced(torch.nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         pace = HERE / "pace"
         if self.training and pace.exists():
-            (HERE / "asleep").touch()
-            time.sleep(float(pace.read_text() or 0))
+            seconds = pace.read_text()
+            (HERE / "asleep").write_text(seconds)
+            time.sleep(float(seconds or 0))
         end = time.monotonic() + 60
         while not self.training and (HERE / "hold").exists() and time.monotonic() < end:
             (HERE / f"held-{os.getpid()}").touch()

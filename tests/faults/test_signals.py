@@ -88,8 +88,7 @@ def test_a_second_ctrl_c_ends_at_once(strategy: str, tmp_path: Path, start_cli: 
     process = start_cli(*subject.begin)
     subject.wait_for_checkpoint(process)  # before that there is nothing that could be saved
     subject.set_pace(300.0)
-    subject.asleep.unlink(missing_ok=True)
-    subject.wait_for(subject.asleep.exists, process)
+    subject.wait_for(lambda: subject.sleeps(300.0), process)
     process.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
         process.communicate(timeout=0.5)  # the first one waits for the update

@@ -109,3 +109,7 @@ class PacedTraining(Training):
             self._pace.unlink(missing_ok=True)
         else:
             self._pace.write_text(str(seconds))
+
+    def sleeps(self, seconds: float) -> bool:
+        """Whether an update of that pace has begun."""
+        return self.asleep.exists() and self.asleep.read_text() == str(seconds)

@@ -19,7 +19,7 @@ import hashlib
 import shutil
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +36,8 @@ REST = 9.0
 """Rest after a checkpoint, in times of what it took: at most a tenth of the time goes into them."""
 STALLED_SECONDS = 5.0
 """An agent that is to leave waits no longer for word of what it has brought."""
+LEAVING_SECONDS = 5.0
+"""An agent that leaves tries no longer to remove its folder."""
 RESULTS = ("run.json",)
 LOGS = ("metrics.jsonl",)
 
@@ -78,15 +80,26 @@ class _Job:
 class Bringing:
     """The agent's side: what of a folder the launcher does not have yet."""
 
-    def __init__(self, channel: Channel, folder: Path, *, ranks: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        folder: Path,
+        *,
+        ranks: Sequence[int] = (),
+        leads: bool = True,
+        has: Iterable[str] = (),
+    ) -> None:
         self.channel, self.folder = channel, folder
+        self._leads = leads
+        """Its ranks write what all share; the others' copies of that are older, and stay."""
         self.failed = False
         """The launcher could not take something, and time was up."""
         self._events = [f"rank-{rank}/events.jsonl" for rank in ranks]
         self._finishing = False
         self._has: dict[str, tuple[int, int]] = {}
         """Inode and bytes of every file that the launcher has."""
-        self._steps: set[str] = set()
+        self._steps = set(has)
+        """Checkpoints that the launcher has."""
         self._links: dict[str, str] = {}
         self._job: _Job | None = None
         self._on_their_way = 0
@@ -170,8 +183,14 @@ class Bringing:
         return self._job is not None
 
     def _next(self) -> _Job | None:
+        for name in self._events:
+            if (job := self._log(name)) is not None:
+                return job
+        return self._next_shared() if self._leads else None
+
+    def _next_shared(self) -> _Job | None:
         boards = [f"tensorboard/{path.name}" for path in self._entries("tensorboard")]
-        for name in (*LOGS, *self._events, *boards):
+        for name in (*LOGS, *boards):
             if (job := self._log(name)) is not None:
                 return job
         for name in RESULTS:
@@ -336,7 +355,10 @@ class Carrier:
     def begin(self, ranks: Sequence[int]) -> None:
         """Bring what is written from now on."""
         if self.folder is not None:
-            self._bringing = Bringing(self.channel, self.folder, ranks=ranks)
+            here = [path.name for path in (self.folder / "checkpoints").glob("step-*")]
+            self._bringing = Bringing(
+                self.channel, self.folder, ranks=ranks, leads=self.node == 0, has=here
+            )
             self._is_brought = False
 
     def end(self, farewell: Callable[[], None] | None = None) -> None:
@@ -375,6 +397,10 @@ class Carrier:
         if self.folder is None:
             return
         if self._is_brought or self.node > 0:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            end = time.monotonic() + LEAVING_SECONDS
+            while self.folder.exists() and time.monotonic() < end:
+                # A rank that was just killed may have put a file there in the meantime.
+                shutil.rmtree(self.folder, ignore_errors=True)
+                time.sleep(0.01)
         else:
             print(f"paceline: what was trained here stays in {self.folder}", file=sys.stderr)
