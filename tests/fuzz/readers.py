@@ -27,8 +27,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "report"))  # written_runs
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "cost"))  # cost_cases
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 from cost_cases import host
 from cost_cases import machines as measured_machines
 from written_runs import write_run

@@ -5,21 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from rich.table import Table
+from written_runs import write_run
 
 from paceline import cli
 from paceline.commands import compare, runs
 from paceline.report.figure import Table as ReportTable
 from paceline.report.write import table_csv
 from paceline.text import printable, spreadsheet_cell, terminal
-
-sys.path.append(str(Path(__file__).parent / "report"))
-from written_runs import write_run
 
 EVIL = "\x1b]0;owned\x07\x1b[31m[red]x[/red]\u202e\x9b1m"
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from written_runs import write_run
 
 from paceline import models
 from paceline.experiments.lerat.findings import findings
@@ -20,9 +21,6 @@ from paceline.experiments.outcome import Claim, load_outcomes
 from paceline.experiments.page import write_experiment
 from paceline.experiments.running import check
 from paceline.experiments.spec import Experiment, find_experiment, load_experiment
-
-sys.path.append(str(Path(__file__).parents[1] / "report"))
-from written_runs import write_run
 
 ROOT = Path(__file__).parents[3]
 
