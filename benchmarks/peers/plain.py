@@ -13,6 +13,7 @@ import gzip
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from benchmarks.peers.common import write_result
 from paceline import models
 
-Sets = tuple[Dataset[tuple[Tensor, Tensor]], Dataset[tuple[Tensor, Tensor]]]
+Sets = tuple[Dataset[Any], Dataset[Any]]
 MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
 DEVIATION = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
 
