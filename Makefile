@@ -14,7 +14,8 @@ train: $(READY)
 
 # Tests of two processes side by side: most of them wait for processes that they start.
 TEST_WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
+# Threads that wait sleep: those of many processes would spin on the cores that others need.
+PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 
 test: $(READY)
 	$(PYTEST) $(PYTEST_FLAGS)

@@ -109,6 +109,7 @@ def test_report_of_four_hosts(browser: Chromium, tmp_path: Path) -> None:
     assert page.requests == [path.resolve().as_uri()]
 
 
+@pytest.mark.slow
 def test_report_of_a_strong_scaling_series(browser: Chromium, tmp_path: Path) -> None:
     runs = [
         write_run(tmp_path / f"hosts-{len(hosts)}", hosts=hosts, speed=speed)

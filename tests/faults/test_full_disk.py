@@ -78,6 +78,7 @@ def test_full_disk_then_room_again(
     assert subject.weights() == whole("threads").weights()
 
 
+@pytest.mark.slow
 def test_files_that_may_not_grow(tmp_path: Path) -> None:
     """The same without root: the system refuses to write more than a few kilobytes to a file."""
     subject = Training(tmp_path / "run", train__epochs=1, train__checkpoint_every=2)

@@ -171,7 +171,7 @@ def test_nothing_but_damaged_checkpoints(
     assert "steps = 3" in (subject.run / "config.toml").read_text()
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("optimizer", [pytest.param("adam", marks=pytest.mark.slow), "sgd"])
 def test_a_parameter_without_a_gradient_yet_goes_on_in_ranks(
     optimizer: str, tmp_path: Path, run: Callable[..., str]
 ) -> None:

@@ -96,6 +96,7 @@ def check_evaluation(nodes: Nodes, line: dict[str, Any], checkpoint: str) -> Non
     assert line["test_loss"] == pytest.approx(loss, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_lost_server_ends_the_run_and_the_checkpoint_goes_on(make_nodes: MakeNodes) -> None:
     nodes = make_nodes(1, train__epochs=2)
     nodes.pace.write_text("0.05")

@@ -37,7 +37,13 @@ def arguments(fault: str, *changes: str) -> list[str]:
 
 
 @pytest.mark.world_size(2)
-@pytest.mark.parametrize("fault", EXPECTED)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        fault if fault in ("kill", "hang") else pytest.param(fault, marks=pytest.mark.slow)
+        for fault in EXPECTED
+    ],
+)
 def test_a_failing_worker_ends_the_run(fault: str, run_cli, tmp_path: Path) -> None:
     # A stopped process shows no heartbeat, which is noticed before a long deadline.
     patience = ("train.deadline=60",) if fault == "stop" else ()

@@ -109,6 +109,7 @@ def test_over_gloo(tmp_path: Path) -> None:
             raise AssertionError(f"{name}: {error}") from None
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_over_mpi(tmp_path: Path) -> None:
     four = [ONE] * 4
@@ -136,6 +137,7 @@ RESUMED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_checkpoint_that_only_the_first_node_has(name: str, alone, tmp_path: Path) -> None:
     """Without shared files: one node has no checkpoint, or one of another training."""

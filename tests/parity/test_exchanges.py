@@ -42,6 +42,7 @@ def test_matrix_over_gloo(alone, tmp_path: Path) -> None:
     compare(rows("gloo"), "gloo", alone, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_matrix_over_mpi(size: int, alone, tmp_path: Path) -> None:
@@ -82,10 +83,12 @@ def compare_tangled(names: list[str], sizes: list[int], backend: str, alone, fol
             raise AssertionError(f"{name}: {error}") from None
 
 
+@pytest.mark.slow
 def test_layers_that_something_else_knows_over_gloo(alone, tmp_path: Path) -> None:
     compare_tangled(list(CASES)[::2], [2, 4], "gloo", alone, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_layers_that_something_else_knows_over_mpi(alone, tmp_path: Path) -> None:
     compare_tangled(list(CASES)[1::2], [2], "mpi4py", alone, tmp_path)
@@ -104,6 +107,7 @@ def settings(kind: str, *changes: str) -> tuple[str, ...]:
 SHARES = {"equal": (1.0, 1.0), "3:1": (3.0, 1.0), "one without": (1.0, 0.0)}
 
 
+@pytest.mark.slow
 def test_nodes_with_ranks_of_their_own_and_averages(alone, tmp_path: Path) -> None:
     """Averaging after every update is synchronous SGD; rings between nodes of several ranks."""
     momentum = OPTIMIZERS["sgd, momentum"]

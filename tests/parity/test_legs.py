@@ -61,8 +61,8 @@ def train_in_legs(folder: Path, legs: list[Leg], *changes: str) -> Path:
 
 
 @pytest.mark.world_size(4)
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2, 4])
+@pytest.mark.parametrize("optimizer", ["momentum", pytest.param("adam", marks=pytest.mark.slow)])
 def test_plans_in_any_order(size: int, optimizer: str, alone, tmp_path: Path) -> None:
     changes = (*OPTIMIZERS[optimizer], EPOCHS)
     legs = script(size, seed=size * 7 + len(optimizer))
@@ -90,6 +90,7 @@ def test_dropout_draws_the_same_in_every_leg_of_one_worker(tmp_path: Path) -> No
     assert_same(found, train_weights(tmp_path, EPOCHS, *changes))
 
 
+@pytest.mark.slow
 @pytest.mark.world_size(2)
 def test_a_run_is_repeated_bit_for_bit(run_cli, tmp_path: Path) -> None:
     legs = script(2, seed=1)

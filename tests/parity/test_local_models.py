@@ -193,6 +193,7 @@ def test_batch_norm_never_gets_a_part_of_one_sample_in_replicas() -> None:
         assert not isinstance(found, str), found
 
 
+@pytest.mark.slow
 @pytest.mark.world_size(4)
 @pytest.mark.timeout(300)
 def test_four_ranks(tmp_path: Path) -> None:

@@ -46,11 +46,13 @@ def compare(cases: list[Case], folder: Path) -> None:
             raise AssertionError(f"{case}: {error}") from None
 
 
+@pytest.mark.slow
 @pytest.mark.world_size(2)
 def test_weights_rounded_once_per_node_by_two_ranks(tmp_path: Path) -> None:
     compare_rounded(2, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.world_size(4)
 def test_weights_rounded_once_per_node_by_four_ranks(tmp_path: Path) -> None:
     compare_rounded(4, tmp_path)

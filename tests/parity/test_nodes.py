@@ -50,6 +50,7 @@ def test_local_strategies_of_nodes(name: str, alone, tmp_path: Path) -> None:
     assert_same(found, alone(SGD))
 
 
+@pytest.mark.slow
 def test_weights_rounded_on_one_node_alone(alone, tmp_path: Path) -> None:
     """bf16: the ranks of one node share rounded weights, the other node leaves it to autocast."""
     settings = (*SGD, "numerics.precision=bf16")

@@ -399,6 +399,7 @@ def alone(folder: Path, *changes: str) -> dict[str, torch.Tensor]:
     return state(next(folder.iterdir()))
 
 
+@pytest.mark.slow
 def test_checkpoint_goes_on_in_one_process(tmp_path: Path) -> None:
     """One epoch on two nodes, another one without the second node and without a partition."""
     # The rate must not depend on the number of epochs.

@@ -79,6 +79,7 @@ def compare(cases: list[Case], found: list[Weights]) -> None:
             raise AssertionError(f"{case}: {error}") from None
 
 
+@pytest.mark.slow
 def test_two_stages(tmp_path: Path) -> None:
     plain = [sequential(case) for case in BF16]
     found = run_cases(tmp_path, [*TWO_STAGES, *BF16, *plain, RESNET])
@@ -113,6 +114,7 @@ def test_whole_run(tmp_path: Path) -> None:
     assert_same(found, expected)
 
 
+@pytest.mark.slow
 def test_model_from_a_file_outside_the_package(tmp_path: Path) -> None:
     own = Path(__file__).with_name("own_models.py")
     changes = (f"workload.model={own}:build", "workload.model_options={}")

@@ -94,6 +94,7 @@ def test_two_ranks(tmp_path: Path) -> None:
     check(two, run_proofs(tmp_path, two))
 
 
+@pytest.mark.slow
 @pytest.mark.world_size(4)
 def test_four_ranks(tmp_path: Path) -> None:
     check(FOUR_RANKS, run_proofs(tmp_path, FOUR_RANKS))

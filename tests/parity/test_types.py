@@ -52,6 +52,7 @@ def test_sparse_gradients(tmp_path: Path) -> None:
     assert_same(replicas, alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [MOMENTUM, ("optimizer.name=adam",)], ids=["sgd", "adam"])
 def test_a_gradient_that_comes_late(optimizer: tuple[str, ...], tmp_path: Path) -> None:
     """A weight without a gradient is left alone: no decay, and no update counted."""

@@ -27,6 +27,8 @@ def outcome(engine: str, size: int) -> Any:
 
 def _world(engine: str, transport: str, size: int) -> Any:
     marks = [pytest.mark.world_size(size)]
+    if size == 4 or transport != "auto":
+        marks.append(pytest.mark.slow)
     if engine == "mpi":
         marks += [pytest.mark.mpi, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
     name = engine if transport == "auto" else f"{engine}-{transport}"

@@ -43,6 +43,7 @@ def test_a_rank_that_never_comes_is_named(transport: str) -> None:
     assert "the group failed before" in found["afterwards"]
 
 
+@pytest.mark.slow
 @pytest.mark.world_size(2)
 def test_backward_of_ddp_raises() -> None:
     """Through C++ and back, with the message, without a crash."""
@@ -60,6 +61,7 @@ def test_a_killed_rank_ends_the_job() -> None:
     assert job.results == {}
 
 
+@pytest.mark.slow
 @pytest.mark.world_size(2)
 def test_a_rank_that_raises_ends_the_job() -> None:
     """Its traceback is shown, and MPI_Finalize is not waited for."""
@@ -68,6 +70,7 @@ def test_a_rank_that_raises_ends_the_job() -> None:
     assert "ValueError: a mistake of this rank alone" in job.output
 
 
+@pytest.mark.slow
 @pytest.mark.world_size(2)
 def test_different_collectives_are_noticed() -> None:
     """Instead of wrong numbers or a hang: who calls what."""

@@ -29,6 +29,7 @@ BENCHES = Path(tempfile.gettempdir())
 GRADIENT_MB = 690_590 * 4 / 1e6
 
 
+@pytest.mark.slow
 @pytest.mark.lab
 @pytest.mark.timeout(900)
 def test_bytes_of_each_exchange_and_going_on_from_the_file(run_cli: RunCli, tmp_path: Path) -> None:

@@ -513,6 +513,7 @@ def test_four_workers_read_only_their_own_part(tmp_path: Path) -> None:
     assert alone["read"] == [0, 0]
 
 
+@pytest.mark.slow
 def test_processes_that_fill_the_same_rows_agree(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "pets", 11)
     results = run_workers(folder, tmp_path / "cache", [(0, 1), (0, 1)])

@@ -40,6 +40,7 @@ def test_computing_counts_and_ends() -> None:
     assert not [t for t in threading.enumerate() if t.name.startswith("paceline-load")]
 
 
+@pytest.mark.slow
 def test_every_batch_size_is_timed() -> None:
     config = config_from({"workload.model": "shallow_cnn", "workload.data": "digits"})
     request = RaceRequest(config=config, batch_size=16, quiet=True, seconds=0.1)

@@ -90,6 +90,11 @@ TORCHVISION = {
 
 # Small enough to run every model in this file.
 SMALL_SIZE = {"alexnet": 63, "mnist_cnn": 28, "shallow_cnn": 28}
+DEEP = ("resnet50", "resnet101", "resnet152")
+"""Traced behind `make test-slow`: their blocks are those of the others, many times over."""
+SMALL_FIRST = [
+    pytest.param(name, marks=pytest.mark.slow) if name in DEEP else name for name in models.names()
+]
 
 
 def on_meta(name: str, **arguments: object) -> nn.Module:
@@ -213,7 +218,7 @@ def test_bad_requests_get_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", SMALL_FIRST)
 def test_fx_can_trace(name: str) -> None:
     size = SMALL_SIZE.get(name, 32)
     module = on_meta(name, image_size=size)
@@ -222,7 +227,7 @@ def test_fx_can_trace(name: str) -> None:
     assert traced(sample).shape == module(sample).shape
 
 
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", SMALL_FIRST)
 def test_torch_export_can_trace(name: str) -> None:
     known = models.spec(name)
     size = SMALL_SIZE.get(name, 32)

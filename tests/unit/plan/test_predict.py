@@ -127,6 +127,7 @@ def test_memory_that_is_not_there() -> None:
     assert found.verdict.startswith("not possible")
 
 
+@pytest.mark.slow
 @given(st.floats(1, 1e5), st.floats(1, 100), st.sampled_from([0.01, 1.0]))
 @settings(max_examples=8, deadline=None)
 def test_a_faster_link_never_predicts_less(

@@ -219,6 +219,7 @@ def loss(outputs, targets):
 """
 
 
+@pytest.mark.slow
 def test_ranks_agree_that_there_is_no_accuracy(run_cli: RunCli, tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text(OWN)

@@ -54,7 +54,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [pytest.param("mpiexec", "mpi4py", marks=pytest.mark.mpi), ("torchrun", "gloo")],
+    [
+        pytest.param("mpiexec", "mpi4py", marks=pytest.mark.mpi),
+        pytest.param("torchrun", "gloo", marks=pytest.mark.slow),
+    ],
 )
 def test_two_processes_train_as_one(name: str, backend: str, alone: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -69,6 +72,7 @@ def test_two_processes_train_as_one(name: str, backend: str, alone: Path, tmp_pa
     assert not (run / ".launch").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.world_size(2)
 def test_a_mistake_is_said_once(tmp_path: Path) -> None:
     done = train(LAUNCHERS["torchrun"], tmp_path / "run", "train.epochs=0")

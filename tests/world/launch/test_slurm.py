@@ -45,6 +45,7 @@ def arguments(run: Path, *more: str) -> list[str]:
     return ["train", "--engine", "slurm", "--run", str(run), *words, *more]
 
 
+@pytest.mark.slow
 @pytest.mark.world_size(2)
 def test_a_job_of_two_nodes(cluster: SlurmCluster, run_cli, tmp_path: Path) -> None:
     run = tmp_path / "run"
