@@ -51,7 +51,7 @@ def find() -> str | None:
 class Chromium:
     """One browser process with a profile of its own."""
 
-    def __init__(self, folder: Path, *, deadline: float = 60.0) -> None:
+    def __init__(self, folder: Path, *, deadline: float = 600.0) -> None:
         self._ends = time.monotonic() + deadline
         commands, write = os.pipe()
         read, answers = os.pipe()
@@ -148,7 +148,7 @@ class Page:
             raise RuntimeError(str(found["exceptionDetails"]))
         return found["result"].get("value")
 
-    def wait(self, expression: str, deadline: float = 30.0) -> None:
+    def wait(self, expression: str, deadline: float = 300.0) -> None:
         """Until an expression is true in the page."""
         ends = time.monotonic() + deadline
         while not self.evaluate(expression):

@@ -226,7 +226,8 @@ class Neighbours(Network):
 
     def _lose(self, node: int) -> None:
         self._forget(node)
-        if node == 0 and not self._leaving:
+        # After a refusal the other is gone too: the refusal is what went wrong.
+        if node == 0 and not self._leaving and not self._failure:
             self._failure = (
                 f"node {self.rank} on {self.hosts[self.rank]} lost the first node,"
                 f" {self.hosts[0]}, which writes the checkpoints: go on from the last one with"
