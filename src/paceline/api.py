@@ -85,7 +85,7 @@ def train(
     resume: bool = False,
     silent: bool = False,
 ) -> Result:
-    """Race, plan and train; every setting of a configuration can be given by its dotted key.
+    """Train, and find the fastest way meanwhile; `settings` are those of a configuration.
 
     >>> result = paceline.train(
     ...     paceline.Workload(model=MyNet, data=(train_set, test_set), batch_size=64),
@@ -138,6 +138,8 @@ class Start:
     config: Config
     run: RunDirectory
     plan: Plan | None = None
+    fixed: bool = False
+    """The plan was asked for by name: nothing else is tried."""
     given: Given | None = None
     silent: bool = False
     again: bool = False
@@ -357,24 +359,27 @@ def _run_training(start: Start) -> Result:
     from paceline.measure.instructions import use_safe_instructions
 
     config, run = start.config, start.run
-    note = use_safe_instructions(config)
-    if note:
+    plans = [leg.plan for leg in start.script] + ([start.plan] if start.plan else [])
+    rounds = any(plan.precision == "bf16" for plan in plans)
+    if note := use_safe_instructions(config, all_numerics=rounds):
         start.say(note)
     if start.hosts is not None:
         from paceline.commands.spread import train_on_hosts
 
         code = train_on_hosts(start)
         return Result(run=run.path, summary=summary_of(run), exit_code=code)
-    if start.script or (start.plan is None and _finds_out(config)):
+    if start.script or _finds_out(start):
         return _train_in_legs(start)
     from paceline.commands.alone import train_alone
 
     return train_alone(start)
 
 
-def _finds_out(config: Config) -> bool:
-    """Whether the training finds its fastest way while it trains."""
-    return config.pilot.legs and config.local.strategy == "auto" and not config.numerics.compile
+def _finds_out(start: Start) -> bool:
+    """Whether the training finds its fastest way while it trains, or has until it was left."""
+    if start.config.local.strategy != "auto":
+        return False
+    return start.plan is None or (start.run.legs.exists() and not start.fixed)
 
 
 def _train_in_legs(start: Start) -> Result:
@@ -387,8 +392,10 @@ def _train_in_legs(start: Start) -> Result:
             config=start.config,
             run=start.run,
             given=start.given,
+            goes_on=start.plan,
             silent=start.silent,
             verbose=start.verbose,
+            again=start.again,
             script=start.script,
             began=start.began,
         )
@@ -423,7 +430,7 @@ def race(
     from paceline.measure.instructions import use_safe_instructions
     from paceline.measure.race import RaceRequest, run_race
 
-    note = use_safe_instructions(config)
+    note = use_safe_instructions(config, all_numerics=True)
     if note and not quiet:
         say(note)
     request = RaceRequest(

@@ -13,7 +13,8 @@ import psutil
 
 from paceline.config.environment import cache_root, data_root
 from paceline.local.cores import quota_cores, usable_cores, visible_cores
-from paceline.measure.race import available_mb, busy_cores, processor_name
+from paceline.local.memory import available_mb
+from paceline.measure.race import busy_cores, processor_name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ import psutil
 from paceline.config.environment import cache_root
 from paceline.errors import PacelineError
 from paceline.local.cores import quota_cores, usable_cores, visible_cores
+from paceline.local.memory import available_mb
 from paceline.measure import race
 from paceline.schema import Candidate, Config, encode, read_json, write_json
 from paceline.schema.machines import (
@@ -155,7 +156,7 @@ def _measure(request: ProfileRequest) -> Machines:
         quota=quota_cores(),
         busy=busy,
         memory_mb=psutil.virtual_memory().total / 1e6,
-        free_mb=race.available_mb(),
+        free_mb=available_mb(),
         memory_bandwidth=_copying(),
         node=chosen.node,
         precision=chosen.precision,

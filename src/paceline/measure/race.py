@@ -25,6 +25,7 @@ from paceline.cost.crossing import crossing_mb
 from paceline.cost.memory import Footprint, estimate_mb
 from paceline.errors import PacelineError, WorkerError
 from paceline.local.cores import quota_cores, usable_cores, visible_cores
+from paceline.local.memory import MEMORY_PART, available_mb
 from paceline.measure.choice import decided
 from paceline.measure.contest import RULES, Contest
 from paceline.measure.race_rank import ALTERNATING, RaceResult, RaceTask
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
 
 BUSY = 0.15
 """Part of the cores in use by others above which times are doubtful."""
-MEMORY_PART = 0.9
-"""Part of the free memory that a candidate may be expected to take."""
 ATTEMPTS = 4
 """How often ranks are started anew after a candidate brought them down."""
 
@@ -335,25 +334,6 @@ def _elements(shape: Any) -> int:
     for size in shape or ():
         total *= int(size)
     return total
-
-
-def available_mb() -> float:
-    """Memory that new processes can take: the machine's, or what its cgroup leaves."""
-    free = float(psutil.virtual_memory().available) / 1e6
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
-    ):
-        try:
-            text = Path(limit).read_text().strip()
-            if text != "max":
-                free = min(free, (int(text) - int(Path(used).read_text())) / 1e6)
-        except (OSError, ValueError):
-            continue
-    return max(0.0, free)
 
 
 def busy_cores(seconds: float = 0.4) -> float:

@@ -298,10 +298,8 @@ class Observe:
 
 @dataclass(frozen=True, kw_only=True)
 class Pilot:
-    """How a training on one machine finds its fastest way while it trains."""
+    """How a training on one machine with local.strategy = "auto" finds its fastest way."""
 
-    legs: bool = False
-    """With local.strategy = "auto": begin at once and try other ways while training, no race."""
     budget: float = rule(default=0.05, minimum=0.0, maximum=1.0)
     """Part of the expected time that trying other ways may cost; 0 tries none."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.run import RunDirectory
@@ -51,6 +52,19 @@ class Went:
     finished: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class Began:
+    """Where a training begins."""
+
+    update: int
+    """Updates that were done before."""
+    updates: int
+    """Updates of the whole training."""
+    finished: bool
+    started: float
+    """When it would have begun if it had never been interrupted (perf_counter)."""
+
+
 class Runner(Protocol):
     """Makes the updates of one plan."""
 
@@ -65,13 +79,21 @@ class Runner(Protocol):
 class Here:
     """In this process."""
 
-    def __init__(self, home: Home, plan: Plan) -> None:
+    def __init__(self, home: Home, plan: Plan, checkpoint: Path | None = None) -> None:
+        """`checkpoint`: what the first leg of a training goes on from."""
         from paceline.train.assemble import Task
         from paceline.train.loop import Trainer
         from paceline.train.proof import prove
 
         self._home = home
-        task = Task(config=home.config, plan=plan, run=home.run, given=home.given, view=home.view)
+        task = Task(
+            config=home.config,
+            plan=plan,
+            run=home.run,
+            given=home.given,
+            view=home.view,
+            checkpoint=checkpoint,
+        )
         prove(task, home.parts, home.recorder)
         self._trainer = Trainer(task, home.parts, home.recorder, started=home.began)
         self._threads = self._count_threads()
@@ -86,10 +108,17 @@ class Here:
     def model(self) -> nn.Module:
         return self._trainer.strategy.model
 
-    @property
-    def updates(self) -> int:
-        """Of the whole training."""
-        return self._trainer.updates
+    def begin(self) -> Began:
+        """Begin the training, or go on from its newest checkpoint."""
+        trainer = self._trainer
+        trainer.check_goal()
+        trainer.resume()
+        return Began(
+            update=trainer.position.update,
+            updates=trainer.updates,
+            finished=trainer.is_finished,
+            started=trainer.started,
+        )
 
     def take_over(self, handover: Handover | None) -> None:
         from paceline.local.cores import set_threads
