@@ -5,6 +5,7 @@ Only this module and the command line chain them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from paceline.config.environment import data_root
 from paceline.errors import ConfigError, RunDirectoryError, UserError, shown
 from paceline.references import is_object, object_name, reference_to
 from paceline.run import RunDirectory, create_run, open_run, write_whole
-from paceline.schema import Config, Plan, Race, read_json
+from paceline.schema import Config, Plan, Race, read_json, write_json
 from paceline.schema.checkpoint import (
     TrainState,
     check_continued,
@@ -227,7 +228,7 @@ def plan_beside(path: Path, config: Config) -> Plan | None:
 
 def legs_beside(path: Path) -> list[Leg]:
     """The legs of the run whose config.toml `path` is, so that they are repeated."""
-    from paceline.workflow.legs import read_legs
+    from paceline.schema.legs import read_legs
 
     folder = path if path.is_dir() else path.parent
     return read_legs(folder / "legs.jsonl")
@@ -363,16 +364,30 @@ def _run_training(start: Start) -> Result:
     rounds = any(plan.precision == "bf16" for plan in plans)
     if note := use_safe_instructions(config, all_numerics=rounds):
         start.say(note)
+    if start.hosts is None and (start.script or _finds_out(start)):
+        return _train_in_legs(start)
+    before = newest_good(run.checkpoints, lambda text: None)
     if start.hosts is not None:
         from paceline.commands.spread import train_on_hosts
 
         code = train_on_hosts(start)
-        return Result(run=run.path, summary=summary_of(run), exit_code=code)
-    if start.script or _finds_out(start):
-        return _train_in_legs(start)
-    from paceline.commands.alone import train_alone
+        result = Result(run=run.path, summary=summary_of(run), exit_code=code)
+    else:
+        from paceline.commands.alone import train_alone
 
-    return train_alone(start)
+        result = train_alone(start)
+    return _counted_from_enter(start, result, earlier=before[1].seconds if before else 0.0)
+
+
+def _counted_from_enter(start: Start, result: Result, *, earlier: float) -> Result:
+    """With a total that has everything since the training was asked for, and what went before."""
+    if "total_seconds" not in result.summary:
+        return result
+    total = earlier + time.perf_counter() - start.began
+    summary = {**result.summary, "total_seconds": max(total, result.summary["total_seconds"])}
+    with contextlib.suppress(OSError):  # the ranks' own figure stays, which begins later
+        write_json(start.run.summary, summary)
+    return dataclasses.replace(result, summary=summary)
 
 
 def _finds_out(start: Start) -> bool:

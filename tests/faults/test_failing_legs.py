@@ -13,9 +13,8 @@ from safetensors.torch import load_file
 from paceline import api
 from paceline.config import load_config
 from paceline.schema import write_json
-from paceline.schema.legs import Lesson
+from paceline.schema.legs import Lesson, read_legs
 from paceline.workflow.alone import lesson_place
-from paceline.workflow.legs import read_legs
 
 MODEL = Path(__file__).with_name("faulty_model.py")
 FAULTS = {

@@ -15,8 +15,8 @@ from paceline.plan.hopes import name_of, options, plan_of
 from paceline.plan.pilot import Option, learned
 from paceline.run import RunDirectory
 from paceline.schema import Candidate, Config, Plan, read_json, write_json
-from paceline.schema.legs import Leg, Lesson
-from paceline.workflow.legs import LegsRequest, LegTraining, cut_at, read_legs
+from paceline.schema.legs import Leg, Lesson, cut_at, read_legs
+from paceline.workflow.legs import LegsRequest, LegTraining
 from paceline.workflow.runners import Here, Home
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cost.memory import standby_mb
@@ -25,8 +24,8 @@ from paceline.plan.pilot import (
     typical,
 )
 from paceline.run import RunDirectory
-from paceline.schema import Plan, decode, encode, read_json, write_json
-from paceline.schema.legs import Leg
+from paceline.schema import Plan, encode, read_json, write_json
+from paceline.schema.legs import Leg, merged
 from paceline.schema.proof import Proof
 from paceline.text import rate
 from paceline.workflow.runners import Began, Here, Home, Runner, There, Went, wait_until_ready
@@ -377,43 +376,8 @@ class LegTraining:
             self._runner.request_stop()
 
 
-def merged(legs: Sequence[Leg]) -> list[Leg]:
-    """Consecutive legs of the same plan as one: the pilot was asked in between, and went on."""
-    found: list[Leg] = []
-    for leg in legs:
-        last = found[-1] if found else None
-        if last is None or last.name != leg.name or last.ended or leg.ended:
-            found.append(leg)
-            continue
-        longer = leg if leg.updates > last.updates else last
-        found[-1] = dataclasses.replace(
-            last,
-            updates=last.updates + leg.updates,
-            seconds=last.seconds + leg.seconds,
-            setup_seconds=last.setup_seconds + leg.setup_seconds,
-            update_seconds=longer.update_seconds,
-            error=longer.error,
-        )
-    return found
-
-
 def write_legs(run: RunDirectory, legs: Sequence[Leg]) -> None:
     """legs.jsonl, whole: a reader never sees half of it."""
     partial = run.path / ".legs.jsonl.partial"
     partial.write_text("".join(json.dumps(encode(leg)) + "\n" for leg in merged(legs)))
     partial.replace(run.legs)
-
-
-def cut_at(legs: Sequence[Leg], update: int) -> list[Leg]:
-    """The legs up to an update: what a training that goes on from there has behind it."""
-    found = [leg for leg in legs if leg.first < update]
-    if found and found[-1].first + found[-1].updates > update:
-        found[-1] = dataclasses.replace(found[-1], updates=update - found[-1].first)
-    return found
-
-
-def read_legs(path: Path) -> list[Leg]:
-    """The legs of a run; none where it has no legs.jsonl."""
-    if not path.exists():
-        return []
-    return [decode(Leg, json.loads(line)) for line in path.read_text().splitlines()]
