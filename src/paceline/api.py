@@ -443,7 +443,7 @@ def race(
 ) -> tuple[Race, bool]:
     """Race this machine's strategies for a configuration; True when it came from the cache."""
     from paceline.measure.instructions import use_safe_instructions
-    from paceline.measure.race import RaceRequest, run_race
+    from paceline.workflow.race import RaceRequest, run_race
 
     note = use_safe_instructions(config, all_numerics=True)
     if note and not quiet:

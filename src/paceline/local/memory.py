@@ -50,6 +50,14 @@ def give_back_memory() -> None:
             trim(0)
 
 
+def reset_peak_memory() -> None:
+    """Let the kernel forget the largest resident size so far."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return  # the peak then includes what was before: an upper bound
+
+
 def resident_mb() -> tuple[float, float]:
     """Peak of private memory (approximately) and shared memory now, in MB."""
     values = {}

@@ -279,6 +279,12 @@ class Trainer:
 
     def end_epoch(self) -> None:
         """Evaluate, write the epoch's line, save."""
+        if self.task.rehearsal:
+            self.position = dataclasses.replace(
+                self.position, epoch=self.position.epoch + 1, step=0
+            )
+            self.tally = Tally()
+            return
         if self.position.update >= self.updates:
             self.tally.seconds += self.team.wait_for_all()
             self.say_news()
@@ -361,6 +367,8 @@ class Trainer:
 
         Going on would train for hours towards something that may never be saved.
         """
+        if self.task.rehearsal:
+            return
         with self.recorder.span("checkpoint"):
             self._save(best=best)
         self.count_exchange()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from paceline.config.environment import cache_root
 from paceline.errors import PacelineError, ProofError, StrategyError, UnsupportedError
+from paceline.measure.kept_races import fingerprint
 from paceline.plan.hopes import name_of, options, plan_of
 from paceline.plan.pilot import Option, learned
 from paceline.run import RunDirectory
@@ -175,10 +176,7 @@ def _no_plan(config: Config) -> Plan:
 
 def lesson_place(config: Config, batch_size: int) -> Path:
     """Where the cache keeps what trainings of a workload have taught."""
-    from paceline.measure.race import RaceRequest, fingerprint
-
-    request = RaceRequest(config=config, batch_size=batch_size)
-    return cache_root() / "lessons" / f"{fingerprint(request)}.json"
+    return cache_root() / "lessons" / f"{fingerprint(config, batch_size)}.json"
 
 
 def _read_lesson(place: Path) -> Lesson:

@@ -37,6 +37,8 @@ class Home:
     """When the training was asked for (perf_counter)."""
     open_seconds: float
     """What opening the data took."""
+    rehearsal: bool = False
+    """All legs are made on a copy of the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,8 @@ class Went:
     updates: int
     """Updates of the whole training."""
     finished: bool
+    memory_mb: float = 0.0
+    """Largest resident memory of the ranks together, where there are any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +97,7 @@ class Here:
             given=home.given,
             view=home.view,
             checkpoint=checkpoint,
+            rehearsal=home.rehearsal,
         )
         prove(task, home.parts, home.recorder)
         self._trainer = Trainer(task, home.parts, home.recorder, started=home.began)
@@ -166,6 +171,7 @@ class There:
                 plan=encode(self._plan),
                 rest=handover.store(self._standby.handover),
                 began=self._home.began,
+                rehearsal=self._home.rehearsal,
             )
 
     def go(self, until: int, patience: float | None) -> Went:
@@ -176,7 +182,12 @@ class There:
             update=answer["update"],
             updates=answer["updates"],
             finished=answer["finished"],
+            memory_mb=answer["memory_mb"],
         )
+
+    def leave(self) -> None:
+        """Let the ranks stand by again, and forget what they did."""
+        self._standby.order(self._members, "close_leg")
 
     def hand_over(self) -> Handover:
         from paceline.train.handover import Handover
@@ -195,7 +206,7 @@ class There:
             more=more,
             received=received,
         )
-        self._standby.order(self._members, "close_leg")
+        self.leave()
         return Outcome(summary=answer["summary"], exit_code=answer["exit_code"])
 
     def request_stop(self) -> None:
