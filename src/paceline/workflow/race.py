@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.cost.memory import estimate_mb
 from paceline.errors import DivergedError, StrategyError, WorkerError
@@ -31,9 +31,6 @@ from paceline.text import rate
 from paceline.workflow.alone import looks_across_samples
 from paceline.workflow.rehearsal import Rehearsal, rehearsing
 
-if TYPE_CHECKING:
-    from paceline.train.given import Given
-
 TURN_SECONDS = 1.0
 """About how long a turn is timed: far longer than a moment's hitch."""
 
@@ -44,7 +41,6 @@ class RaceRequest:
 
     config: Config
     batch_size: int
-    given: Given | None = None
     again: bool = False
     seconds: float = 40.0
     """When no candidate gets another turn."""
@@ -59,14 +55,13 @@ def run_race(request: RaceRequest) -> tuple[Race, bool]:
     if request.thorough:
         return _race(request), False
     name = fingerprint(request.config, request.batch_size)
-    kept = None if request.again or request.given is not None else kept_race(stored_race(name))
+    kept = None if request.again else kept_race(stored_race(name))
     if kept is not None and (kept.busy <= BUSY or busy_cores() > BUSY):
         return kept, True
     if kept is not None:
         request.say("the race in the cache was run on a busy machine: racing again")
     race = _race(request)
-    if request.given is None:
-        keep(race, request.say)
+    keep(race, request.say)
     return race, False
 
 
@@ -192,8 +187,8 @@ def _first_line(error: Exception) -> str:
 def _race(request: RaceRequest) -> Race:
     start, config = time.monotonic(), request.config
     busy, cores = busy_cores(), usable_cores()
-    many = request.given is None and config.train.device != "cuda"
-    with rehearsing(config, request.given) as rehearsal:
+    many = config.train.device != "cuda"
+    with rehearsing(config) as rehearsal:
         parts = rehearsal.parts
         nodes = structures(cores, request.batch_size, elementwise=parts.elementwise, many=many)
         rehearsal.ranks = max(node.ranks for node in nodes)

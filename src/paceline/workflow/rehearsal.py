@@ -29,7 +29,6 @@ from paceline.workflow.runners import Here, Home, There, wait_until_ready
 
 if TYPE_CHECKING:
     from paceline.launch.standby import Standby
-    from paceline.train.given import Given
     from paceline.train.handover import Handover
     from paceline.train.parts import Parts
 
@@ -47,7 +46,7 @@ class Turn:
 
 
 @contextlib.contextmanager
-def rehearsing(config: Config, given: Given | None = None) -> Iterator[Rehearsal]:
+def rehearsing(config: Config) -> Iterator[Rehearsal]:
     """A rehearsal of a training, which leaves neither files nor processes behind."""
     from paceline.train.assemble import Task
     from paceline.train.device import use_deterministic
@@ -61,14 +60,14 @@ def rehearsing(config: Config, given: Given | None = None) -> Iterator[Rehearsal
     with _ended_in_order(), tempfile.TemporaryDirectory(prefix="paceline-race-") as folder:
         run, view = RunDirectory(Path(folder)), SilentView()
         run.config.write_text(dump_config(config))
-        parts = make_parts(config, given)
+        parts = make_parts(config)
         plan = Plan(batch_size=config.workload.global_batch(1))
         with observed(Task(config=config, plan=plan, run=run, view=view)) as recorder:
             home = Home(
                 config=config,
                 run=run,
                 parts=parts,
-                given=given,
+                given=None,
                 view=view,
                 recorder=recorder,
                 began=time.perf_counter(),
@@ -80,8 +79,7 @@ def rehearsing(config: Config, given: Given | None = None) -> Iterator[Rehearsal
                 yield rehearsal
             finally:
                 rehearsal.close()
-                if given is None or given.data is None:  # else the training reads on from it
-                    parts.dataset.close()
+                parts.dataset.close()
 
 
 def _without_an_end(config: Config) -> Config:
