@@ -44,6 +44,8 @@ STAGE_EXCEPTIONS = {
     ("launch.leg_rank", "train"): "what a rank does is train",
     ("train.loop", "observe.metrics"): "the loop counts in its terms",
     ("train.loop", "observe.recorder"): "the loop says what it does to the recorder",
+    ("train.continuing", "observe.metrics"): "the loop counts in its terms",
+    ("train.continuing", "observe.recorder"): "the loop says what it does to the recorder",
     ("train.proof", "observe.recorder"): "the proof is a span of its own",
     ("train.epoch_log", "observe.metrics"): "writes metrics.jsonl through its one writer",
     ("train.epoch_log", "observe.tensorboard"): "writes TensorBoard's files when asked",
