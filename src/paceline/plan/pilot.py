@@ -290,11 +290,9 @@ def spent(known: Knowledge) -> float:
 
 def saved(known: Knowledge, best: str) -> float:
     """Seconds that the best plan has saved over the first one, in the updates it made."""
-    first = known.legs[0]
-    if first.update_seconds is None:
-        return 0.0
-    kept = [leg for leg in known.legs if leg.name == best and leg.name != first.name]
-    return sum(leg.updates * first.update_seconds - leg.seconds for leg in kept)
+    first = known.legs[0].name
+    kept = [leg for leg in known.legs if leg.name == best and leg.name != first]
+    return sum(leg.updates * seconds_of(known.legs, first) - leg.seconds for leg in kept)
 
 
 def seconds_of(legs: Sequence[Leg], name: str) -> float:

@@ -17,8 +17,8 @@ from paceline.plan.pilot import Option, learned
 from paceline.run import RunDirectory
 from paceline.schema import Candidate, Config, Plan, read_json, write_json
 from paceline.schema.legs import Leg, Lesson, cut_at, read_legs
-from paceline.workflow.legs import LegsRequest, LegTraining
-from paceline.workflow.runners import Here, Home
+from paceline.workflow.legs import LegsRequest, LegTraining, write_legs
+from paceline.workflow.runners import Began, Here, Home
 
 if TYPE_CHECKING:
     from torch import nn
@@ -112,8 +112,8 @@ def _train(asked: Alone, home: Home) -> Outcome:
             begun=begun,
             began=asked.began,
             built_seconds=built,
-            earlier=cut_at(read_legs(home.run.legs), begun.update),
-            start=wanted,
+            earlier=_legs_before(home.run, begun),
+            start=name,
             script=asked.script,
             verbose=asked.verbose,
         ),
@@ -123,6 +123,24 @@ def _train(asked: Alone, home: Home) -> Outcome:
     if asked.given is None and not asked.script:
         _keep_lesson(place, training)
     return outcome
+
+
+def _legs_before(run: RunDirectory, begun: Began) -> list[Leg]:
+    """What a training that goes on has behind it, with the leg that was cut short."""
+    found = cut_at(read_legs(run.legs), begun.update)
+    end = found[-1].first + found[-1].updates if found else 0
+    if end < begun.update and begun.plan is not None:
+        found.append(
+            Leg(
+                name=name_of(begun.plan),
+                plan=begun.plan,
+                first=end,
+                updates=begun.update - end,
+                ended="interrupted",
+            )
+        )
+    write_legs(run, found)
+    return found
 
 
 def _first_runner(

@@ -134,6 +134,8 @@ class LegTraining:
         if self._asked.script:
             return self._scripted()
         decision = next_leg(self.known)
+        while decision.role == "trial" and not self._has_room(decision.name):
+            decision = next_leg(self.known)
         if decision.ranks and self._standby is None:
             self._start_ranks_if_they_fit()
         elif decision.role == "keep":
@@ -151,14 +153,25 @@ class LegTraining:
     def _start_ranks_if_they_fit(self) -> None:
         """Start the ranks, or leave all plans out that need them."""
         needed = standby_mb(self._most_ranks, own_mb=sum(resident_mb()), weights_mb=self._weights)
+        if self._fits(needed, [option.name for option in self.known.options if option.ranks]):
+            self._start_ranks()
+
+    def _has_room(self, name: str) -> bool:
+        """Whether a plan can be tried in this process, beside the one that is kept meanwhile."""
+        if self._plan(name).nodes[0].shares_memory or not isinstance(self._runner, Here):
+            return True  # looked at when the ranks were started
+        return self._fits(sum(resident_mb()), [name])
+
+    def _fits(self, needed: float, names: Sequence[str]) -> bool:
+        """Whether so many more MB are free; plans that need more are out."""
         free = MEMORY_PART * available_mb()
         if needed <= free:
-            self._start_ranks()
-            return
+            return True
         reason = f"needs about {needed:,.0f} MB more, of {free:,.0f} free"
-        out = {option.name: reason for option in self.known.options if option.ranks}
-        self.known = dataclasses.replace(self.known, out={**self.known.out, **out})
-        self._say_if_verbose(f"{', '.join(out)}: {reason}")
+        out = {**self.known.out, **dict.fromkeys(names, reason)}
+        self.known = dataclasses.replace(self.known, out=out)
+        self._say_if_verbose(f"{', '.join(names)}: {reason}")
+        return False
 
     @property
     def _most_ranks(self) -> int:

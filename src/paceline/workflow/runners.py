@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.run import RunDirectory
-from paceline.schema import Config, Plan, encode
+from paceline.schema import Config, Plan, decode, encode
+from paceline.schema.checkpoint import read_state
 
 if TYPE_CHECKING:
     from torch import nn
@@ -65,6 +66,8 @@ class Began:
     updates: int
     """Updates of the whole training."""
     finished: bool
+    plan: Plan | None
+    """That made the last of the updates before."""
     started: float
     """When it would have begun if it had never been interrupted (perf_counter)."""
 
@@ -118,7 +121,10 @@ class Here:
         trainer = self._trainer
         trainer.check_goal()
         trainer.resume()
+        newest = trainer.task.checkpoint
+        before = read_state(newest).plan if newest is not None else {}
         return Began(
+            plan=decode(Plan, before) if before else None,
             update=trainer.position.update,
             updates=trainer.updates,
             finished=trainer.is_finished,
