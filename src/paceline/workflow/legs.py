@@ -365,8 +365,13 @@ class LegTraining:
         kept = [leg for leg in legs if leg.role in ("first", "keep") and leg.update_seconds]
         if kept and kept[-1].name == decision.name:
             return
-        write_json(self._home.run.plan, self._plan(decision.name))
         now = next((leg for leg in reversed(legs) if leg.name == decision.name), None)
+        plan = dataclasses.replace(self._plan(decision.name), reason=decision.reason)
+        if now is not None and now.update_seconds:
+            speed = plan.batch_size / now.update_seconds
+            predicted = {"images_per_second": speed, "update_seconds": now.update_seconds}
+            plan = dataclasses.replace(plan, predicted=predicted)
+        write_json(self._home.run.plan, plan)
         if kept and now is not None:
             self._home.view.say(
                 f"from here with {decision.name}: {self._speed(now)} samples/s"

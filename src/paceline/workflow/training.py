@@ -121,7 +121,7 @@ def _run_training(start: Start) -> Result:
         start.say(note)
     if start.hosts is None and (start.script or _finds_out(start)):
         return _train_in_legs(start)
-    before = newest_good(run.checkpoints, lambda text: None)
+    earlier = earlier_seconds(run)
     if start.hosts is not None:
         from paceline.commands.spread import train_on_hosts
 
@@ -129,10 +129,16 @@ def _run_training(start: Start) -> Result:
         result = Result(run=run.path, summary=summary_of(run), exit_code=code)
     else:
         result = _train_by(start, start.plan if start.plan is not None else _asked_plan(start))
-    return _counted_from_enter(start, result, earlier=before[1].seconds if before else 0.0)
+    return counted_from_enter(start, result, earlier=earlier)
 
 
-def _counted_from_enter(start: Start, result: Result, *, earlier: float) -> Result:
+def earlier_seconds(run: RunDirectory) -> float:
+    """What a training that is continued has taken so far."""
+    newest = newest_good(run.checkpoints, lambda text: None)
+    return newest[1].seconds if newest else 0.0
+
+
+def counted_from_enter(start: Start, result: Result, *, earlier: float) -> Result:
     """With a total that has everything since the training was asked for, and what went before."""
     if "total_seconds" not in result.summary:
         return result
