@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.interleave import interleave
-from paceline.measure.contest import pick
+from paceline.plan.choose import pick
 from paceline.schema import Candidate, decode, encode
 from paceline.schema.events import FILE_NAME
 from paceline.text import rate

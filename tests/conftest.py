@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # So would tests under nohup that a closing terminal is.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # Before the first computation: bf16 must not kill the tests on a machine whose AMX is broken.
-    use_safe_instructions(Config())
+    use_safe_instructions(Config(), all_numerics=True)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -1,20 +1,16 @@
-"""The chain of stages: config -> measure -> plan -> launch -> train.
-
-Only this module and the command line chain them.
-"""
+"""What `paceline.train(...)` and the command line begin with; `workflow` chains the stages."""
 
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import config_from, dump_config, load_config, with_versions
 from paceline.config.environment import data_root
-from paceline.errors import ConfigError, RunDirectoryError, UserError, shown
+from paceline.errors import ConfigError, RunDirectoryError, UserError
 from paceline.references import is_object, object_name, reference_to
 from paceline.run import RunDirectory, create_run, open_run, write_whole
 from paceline.schema import Config, Plan, Race, read_json
@@ -28,35 +24,16 @@ from paceline.schema.checkpoint import (
     with_lengths,
 )
 from paceline.schema.codec import decode, encode
-from paceline.schema.plain import read_json_file
+from paceline.workflow.training import HostsRequest, Result, Start, run_training, summary_of
 
 if TYPE_CHECKING:
-    from paceline.schema.hosts import Hosts
     from paceline.schema.legs import Leg
     from paceline.train.given import Given
 
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """What `train` gives back."""
-
-    run: Path
-    """The run directory."""
-    summary: dict[str, Any]
-    """What run.json holds: loss, accuracy where there are classes, seconds, images per second."""
-    exit_code: int = 0
-
-    @property
-    def accuracy(self) -> float | None:
-        """Test accuracy after the last epoch, 0 to 1; None where there are no classes."""
-        return self.summary.get("test_accuracy")
-
-    def load_model(self, model: Any) -> Any:
-        """Put the trained weights into `model` (a module of the same kind) and return it."""
-        from paceline.models.extra_state import load_model
-
-        model.load_state_dict(load_model(self.run / "checkpoints" / "latest" / "model.safetensors"))
-        return model
+__all__ = [
+    "HostsRequest", "Result", "Start", "Workload", "begin", "legs_beside", "plan_beside", "race",
+    "resolve", "run_training", "summary_of", "train",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +62,7 @@ def train(
     resume: bool = False,
     silent: bool = False,
 ) -> Result:
-    """Race, plan and train; every setting of a configuration can be given by its dotted key.
+    """Train, and find the fastest way meanwhile; `settings` are those of a configuration.
 
     >>> result = paceline.train(
     ...     paceline.Workload(model=MyNet, data=(train_set, test_set), batch_size=64),
@@ -129,40 +106,6 @@ def _refuse_two_names(config: Config, names: Mapping[str, Any]) -> None:
                 f"settings has {key} = {flat[key]!r}, but the workload gives {name}: leave one of"
                 " them out"
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """How a training is begun."""
-
-    config: Config
-    run: RunDirectory
-    plan: Plan | None = None
-    given: Given | None = None
-    silent: bool = False
-    again: bool = False
-    say: Callable[[str], None] = print
-    show: Callable[[str], None] = print
-    """Where the lines that ranks of other hosts print go."""
-    hosts: HostsRequest | None = None
-    """Where to train, if not on this machine alone."""
-    verbose: bool = False
-    """Tell of every leg."""
-    script: Sequence[Leg] = ()
-    """The legs of a run that is repeated."""
-    began: float = field(default_factory=time.perf_counter)
-    """When the training was asked for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostsRequest:
-    """Which machines train, and who starts them."""
-
-    hosts: Hosts
-    engine: str = "auto"
-    """A name of `launch.engines`, with an option as in "torchrun:c10d"."""
-    options: tuple[str, ...] = ()
-    """For sbatch or srun."""
 
 
 def begin(
@@ -225,7 +168,7 @@ def plan_beside(path: Path, config: Config) -> Plan | None:
 
 def legs_beside(path: Path) -> list[Leg]:
     """The legs of the run whose config.toml `path` is, so that they are repeated."""
-    from paceline.workflow.legs import read_legs
+    from paceline.schema.legs import read_legs
 
     folder = path if path.is_dir() else path.parent
     return read_legs(folder / "legs.jsonl")
@@ -324,95 +267,9 @@ def _stored_plan(
         return decode(Plan, state.plan)
 
 
-def run_training(start: Start) -> Result:
-    """Plan if needed, launch, train, and return what came of it."""
-    try:
-        with start.run.explained():
-            return _run_training(_with_objects(start))
-    except UserError:
-        start.run.discard()
-        raise
-    finally:
-        start.run.unlock()
-
-
-def _with_objects(start: Start) -> Start:
-    """With data of the caller's own opened; what would leave objects behind is refused."""
-    from paceline.train.given import refuse_other_hosts, refuse_other_processes, with_open_data
-
-    if start.given is None:
-        return start
-    if start.hosts is not None:
-        refuse_other_hosts(start.config, start.given)
-    nodes = start.plan.nodes if start.plan is not None else ()
-    for strategy in (start.config.local.strategy, *(node.strategy for node in nodes)):
-        refuse_other_processes(start.config, strategy, start.given)
-    from paceline.train.parts import data_request
-
-    given = with_open_data(start.given, start.config, data_request(start.config))
-    return dataclasses.replace(start, given=given)
-
-
-def _run_training(start: Start) -> Result:
-    from paceline.measure.instructions import use_safe_instructions
-
-    config, run = start.config, start.run
-    note = use_safe_instructions(config)
-    if note:
-        start.say(note)
-    if start.hosts is not None:
-        from paceline.commands.spread import train_on_hosts
-
-        code = train_on_hosts(start)
-        return Result(run=run.path, summary=summary_of(run), exit_code=code)
-    if start.script or (start.plan is None and _finds_out(config)):
-        return _train_in_legs(start)
-    from paceline.commands.alone import train_alone
-
-    return train_alone(start)
-
-
-def _finds_out(config: Config) -> bool:
-    """Whether the training finds its fastest way while it trains."""
-    return config.pilot.legs and config.local.strategy == "auto" and not config.numerics.compile
-
-
-def _train_in_legs(start: Start) -> Result:
-    from paceline.plan import refuse_options_without_strategy
-    from paceline.workflow.alone import Alone, train_alone
-
-    refuse_options_without_strategy(start.config.local)
-    outcome = train_alone(
-        Alone(
-            config=start.config,
-            run=start.run,
-            given=start.given,
-            silent=start.silent,
-            verbose=start.verbose,
-            script=start.script,
-            began=start.began,
-        )
-    )
-    return Result(run=start.run.path, summary=outcome.summary, exit_code=outcome.exit_code)
-
-
-def summary_of(run: RunDirectory) -> dict[str, Any]:
-    """What run.json holds; empty before the end of a training."""
-    if not run.summary.exists():
-        return {}
-    try:
-        found = read_json_file(run.summary)
-    except (OSError, ValueError) as error:
-        raise RunDirectoryError(f"{run.summary} cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise RunDirectoryError(f"{run.summary} is {shown(found)}, not a table of keys")
-    return found
-
-
 def race(
     config: Config,
     *,
-    given: Given | None = None,
     again: bool = False,
     seconds: float = 40.0,
     quiet: bool = False,
@@ -421,15 +278,14 @@ def race(
 ) -> tuple[Race, bool]:
     """Race this machine's strategies for a configuration; True when it came from the cache."""
     from paceline.measure.instructions import use_safe_instructions
-    from paceline.measure.race import RaceRequest, run_race
+    from paceline.workflow.race import RaceRequest, run_race
 
-    note = use_safe_instructions(config)
+    note = use_safe_instructions(config, all_numerics=True)
     if note and not quiet:
         say(note)
     request = RaceRequest(
         config=config,
         batch_size=config.workload.global_batch(1),
-        given=given,
         again=again,
         seconds=seconds,
         quiet=quiet,

@@ -13,9 +13,8 @@ from safetensors.torch import load_file
 from paceline import api
 from paceline.config import load_config
 from paceline.schema import write_json
-from paceline.schema.legs import Lesson
+from paceline.schema.legs import Lesson, read_legs
 from paceline.workflow.alone import lesson_place
-from paceline.workflow.legs import read_legs
 
 MODEL = Path(__file__).with_name("faulty_model.py")
 FAULTS = {
@@ -38,7 +37,6 @@ def settings(fault: str, *changes: str) -> list[str]:
         "train.evaluate_every=100",
         "train.deadline=3",
         "numerics.memory_format=contiguous",
-        "pilot.legs=true",
         "pilot.budget=1.0",
         *changes,
     )
@@ -81,6 +79,20 @@ def test_a_plan_that_fails_is_left(fault: str, run_cli, tmp_path: Path) -> None:
         torch.testing.assert_close(tensor, expected[name])
 
 
+@pytest.mark.slow
+@pytest.mark.world_size(2)
+def test_where_parts_do_not_add_up_all_that_divide_are_left(run_cli, tmp_path: Path) -> None:
+    loss = Path(__file__).parents[1] / "parity" / "proof_models.py"
+    words = settings("none", f"workload.loss={loss}:weighted")
+    teach(words, **{"processes 2x1": 0.001, "replicas 2x1": 0.002})
+    done = run_cli("train", *words, "--run", tmp_path / "run", timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("is out, and training goes on without it") == 1
+    assert "not a mean over samples" in done.stdout
+    legs = read_legs(tmp_path / "run" / "legs.jsonl")
+    assert {leg.name for leg in legs if not leg.ended} == {"threads 2"}
+
+
 @pytest.mark.world_size(2)
 def test_ctrl_c_in_a_leg_of_ranks_saves_and_the_rest_can_be_done(
     start_cli, run_cli, tmp_path: Path
@@ -100,3 +112,7 @@ def test_ctrl_c_in_a_leg_of_ranks_saves_and_the_rest_can_be_done(
     more = saved["position"]["update"] + 5
     done = run_cli("train", "--resume", "--run", run, "--set", f"train.steps={more}", timeout=600)
     assert done.returncode == 0, done.stderr
+    assert f"continuing {run} from update {saved['position']['update']}" in done.stdout
+    legs = read_legs(run / "legs.jsonl")
+    assert [leg.first for leg in legs[1:]] == [leg.first + leg.updates for leg in legs[:-1]]
+    assert legs[-1].first + legs[-1].updates == more

@@ -202,7 +202,7 @@ def _read_plan(path: Path) -> None:
 
 
 def _read_race(path: Path) -> None:
-    from paceline.measure.race import kept_race
+    from paceline.measure.kept_races import kept_race
     from paceline.plan import plan_from_race
     from paceline.report.tables import race_table
 

@@ -15,8 +15,7 @@ from paceline import api
 from paceline.config import load_config
 from paceline.plan.candidates import candidate
 from paceline.schema import NodePlan, Plan
-from paceline.schema.legs import Leg
-from paceline.workflow.legs import merged, read_legs
+from paceline.schema.legs import Leg, merged, read_legs
 
 PLANS = {
     1: [NodePlan(strategy="sequential"), NodePlan(strategy="threads", threads=2),

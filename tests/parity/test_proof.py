@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,8 @@ from paceline import api
 from paceline.config import load_config
 from paceline.config.environment import cache_root
 from paceline.errors import ProofError
-from paceline.measure.race import RaceRequest, fingerprint
 from paceline.observe.ledger import ledger_of
-from paceline.plan.candidates import candidate
-from paceline.schema import NodePlan, Race, read_json, write_json
+from paceline.schema import NodePlan, read_json, write_json
 from paceline.schema.proof import Proof
 
 SGD = ("optimizer.name=sgd", "optimizer.learning_rate=0.1")
@@ -100,11 +97,10 @@ def test_four_ranks(tmp_path: Path) -> None:
     check(FOUR_RANKS, run_proofs(tmp_path, FOUR_RANKS))
 
 
-def start(folder: Path, *changes: str, said: list[str] | None = None) -> api.Start:
+def start(folder: Path, *changes: str) -> api.Start:
     claim = Claim(node={}, changes=("train.epochs=1", *changes))
     config, run, plan = api.begin(load_config(None, claim.settings()), run=folder)
-    say = (lambda text: None) if said is None else said.append
-    return api.Start(config=config, run=run, plan=plan, silent=True, say=say)
+    return api.Start(config=config, run=run, plan=plan, silent=True, say=lambda text: None)
 
 
 def loss(name: str) -> str:
@@ -122,57 +118,19 @@ def test_a_strategy_that_was_asked_for_is_refused_and_nothing_is_trained(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_failed_proof_takes_the_races_next_best_and_a_passed_one_is_kept(tmp_path: Path) -> None:
-    for name, strategy in (("weighted", "threads"), ("smoothed", "processes")):
-        settings = start(tmp_path / f"{name}-ask", loss(name)).config
-        write_race(settings)
-        for attempt in range(2):
-            said: list[str] = []
-            folder = tmp_path / f"{name}-{attempt}"
-            result = api.run_training(start(folder, loss(name), said=said))
-            assert result.exit_code == 0
-            plan = json.loads((folder / "plan.json").read_text())
-            assert plan["nodes"][0]["strategy"] == strategy
-            failed = name == "weighted"
-            assert ("not a mean over samples" in " ".join(said)) == (failed and attempt == 0)
-            race = read_json(Race, folder / "race.json")
-            assert [c.out for c in race.candidates] == [False, False, failed, failed]
-            if failed:
-                assert "not a mean" in race.candidates[2].reason
-                assert not (folder / "proof.json").exists()  # threads need none
-                continue
-            proof = read_json(Proof, folder / "proof.json")
-            assert proof.passed
-            kept = cache_root() / "proofs" / f"{proof.key}.json"
-            if attempt == 0:
-                assert ledger_of(folder).total("proof") > 0
-                write_json(kept, dataclasses.replace(proof, largest=0.125))
-            else:
-                assert proof.largest == 0.125
-
-
-def write_race(config: object) -> None:
-    """A race in the cache that `processes` has won."""
-    request = RaceRequest(config=config, batch_size=24)  # type: ignore[arg-type]
-    nodes = [
-        NodePlan(strategy="sequential"),
-        NodePlan(strategy="threads", threads=2),
-        NodePlan(strategy="processes", processes=2),
-        NodePlan(strategy="replicas", replicas=2),
-    ]
-    candidates = tuple(
-        dataclasses.replace(
-            candidate(node, "fp32", "contiguous"),
-            images_per_second=speed,
-            chosen=node.strategy == "processes",
-        )
-        for node, speed in zip(nodes, (10.0, 20.0, 40.0, 30.0), strict=True)
-    )
-    name = fingerprint(request)
-    race = Race(fingerprint=name, batch_size=24, cores=2, candidates=candidates, decision="made")
-    folder = cache_root() / "races"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{name}.json", race)
+def test_a_passed_proof_is_kept(tmp_path: Path) -> None:
+    for attempt in range(2):
+        folder = tmp_path / f"{attempt}"
+        asked = start(folder, loss("smoothed"), "local.strategy=processes")
+        assert api.run_training(asked).exit_code == 0
+        proof = read_json(Proof, folder / "proof.json")
+        assert proof.passed
+        kept = cache_root() / "proofs" / f"{proof.key}.json"
+        if attempt == 0:
+            assert ledger_of(folder).total("proof") > 0
+            write_json(kept, dataclasses.replace(proof, largest=0.125))
+        else:
+            assert proof.largest == 0.125
 
 
 @pytest.mark.world_size(2)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.schema import Candidate, NodePlan, Plan, Race, Rejected, write_json
+from paceline.schema import Candidate, NodePlan, Plan, Race, Rejected, encode, write_json
 from paceline.schema.events import (
     End,
     Event,
@@ -21,6 +21,7 @@ from paceline.schema.events import (
     Traffic,
     encode_line,
 )
+from paceline.schema.legs import Leg
 
 BEGAN = 1_800_000_000.0
 UPDATE = 0.4
@@ -80,6 +81,20 @@ def write_run(
         for rank, host in enumerate(hosts):
             write_events(path, rank, host, len(hosts))
     return path
+
+
+def write_legs(path: Path) -> None:
+    """A training that tried a layout, left it, and went on with processes."""
+    legs = [
+        Leg(name="threads 2", role="first", updates=4, began_at=1.0, seconds=0.4),
+        Leg(name="threads 2, channels_last", role="trial", first=4, updates=9, began_at=1.5,
+            setup_seconds=0.2, seconds=1.0, update_seconds=0.11, began="may take 10% less time"),
+        Leg(name="processes 2x1", role="trial", first=13, updates=100, began_at=3.0,
+            setup_seconds=0.5, seconds=7.0, update_seconds=0.07),
+    ]  # fmt: skip
+    (path / "legs.jsonl").write_text("".join(json.dumps(encode(leg)) + "\n" for leg in legs))
+    summary = json.loads((path / "run.json").read_text())
+    write_json(path / "run.json", summary | {"finding_seconds": 0.9, "saved_seconds": 3.0})
 
 
 def metrics_line(epoch: int, epochs: int, speed: float, batch: int) -> dict[str, float]:

@@ -24,9 +24,10 @@ from paceline.plan.together import NodeSite, plan_as_asked, plan_from_races, rac
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, Race, RankContext, decode, encode, write_json
 from paceline.secure.sealing import new_secret
+from paceline.workflow.training import Result, counted_from_enter, earlier_seconds, summary_of
 
 if TYPE_CHECKING:
-    from paceline.api import Result, Start
+    from paceline.workflow.training import Start
 
 MARKER = ".launch"
 
@@ -177,10 +178,10 @@ def _train(
         start.say(f"{meeting.size} nodes, over {context.backend}")
         meeting.share(True)
         meeting.close()
-        from paceline import api
-
+        earlier = earlier_seconds(start.run)
         code = run_node(RunDirectory(start.run.path.resolve()), context, silent=start.silent)
-        return api.Result(run=start.run.path, summary=api.summary_of(start.run), exit_code=code)
+        result = Result(run=start.run.path, summary=summary_of(start.run), exit_code=code)
+        return counted_from_enter(start, result, earlier=earlier)
     meeting.share()
     meeting.close()
     path = Path(opening["run"])

@@ -132,6 +132,7 @@ def measure_here(config: Config, *, again: bool, quiet: bool) -> tuple[Machines,
     """Race this machine and profile the winner; True when both came from the cache."""
     from paceline import api
     from paceline.measure.profile import ProfileRequest, profile
+    from paceline.workflow.race import time_sizes
 
     def say(text: str) -> None:
         if not quiet:
@@ -144,6 +145,7 @@ def measure_here(config: Config, *, again: bool, quiet: bool) -> tuple[Machines,
         config=settings,
         batch_size=settings.workload.global_batch(1),
         chosen=chosen,
+        time_sizes=time_sizes,
         again=again,
         say=say,
     )

@@ -17,9 +17,9 @@ import click
     "--seconds",
     default=40.0,
     show_default=True,
-    help="When the finals end; later where updates are long.",
+    help="When no candidate gets another turn.",
 )
-@click.option("--thorough", is_flag=True, help="Measure every candidate to the end.")
+@click.option("--thorough", is_flag=True, help="Give every candidate every turn.")
 @click.option("--json", "as_json", is_flag=True, help="Print race.json, and only that.")
 def command(
     config: Path | None,
@@ -32,8 +32,8 @@ def command(
 ) -> None:
     """Try every way this machine could train CONFIG, and show which is fastest.
 
-    Short real trials, interleaved; bad candidates stop early. The result is kept
-    in the cache and used by `paceline train` for the same model, batch and machine.
+    Real updates on a copy of the weights, in turns. The result is kept in the cache, for
+    `paceline plan`, `predict` and hosts that train together; `paceline train` needs none.
     """
     from paceline import api
     from paceline.config import load_config

@@ -34,7 +34,7 @@ class TrainCommand(click.Command):
 @click.option("--run", type=click.Path(path_type=Path), help="Run directory to make or continue.")
 @click.option("--resume", is_flag=True, help="Continue the run of --run, or the latest one.")
 @click.option("--plan", type=click.Path(path_type=Path), help="Run exactly this plan.json.")
-@click.option("--again", is_flag=True, help="Race again, whatever is in the cache.")
+@click.option("--again", is_flag=True, help="Forget what past trainings have found to be fast.")
 @click.option(
     "--hosts",
     "hosts_text",
@@ -111,6 +111,7 @@ def command(
             config=settings,
             run=directory,
             plan=None if script else chosen,
+            fixed=plan is not None,
             script=script,
             verbose=verbose,
             began=seconds_since_start(),

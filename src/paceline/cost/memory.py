@@ -57,6 +57,17 @@ def estimate_mb(footprint: Footprint, node: NodePlan, *, batch_size: int, precis
     )
 
 
+def standby_mb(ranks: int, *, own_mb: float, weights_mb: float) -> float:
+    """What ranks take while they train beside a process that keeps what it has, in MB.
+
+    own_mb + ranks x (base + 2 x weights)
+
+    Together they hold what the process that led the training until now holds (weights, optimizer,
+    the activations of a batch), and each a process and two copies of the gradient.
+    """
+    return own_mb + ranks * (BASE_MB + 2.0 * weights_mb)
+
+
 def spread_mb(
     footprint: Footprint,
     node: NodePlan,

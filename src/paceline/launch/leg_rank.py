@@ -82,7 +82,9 @@ class LegRank:
     def _answer(self, **words: Any) -> None:
         self._answers.write(json.dumps(words) + "\n")
 
-    def _leg(self, plan: Mapping[str, Any], rest: dict[str, Any], began: float) -> None:
+    def _leg(
+        self, plan: Mapping[str, Any], rest: dict[str, Any], began: float, rehearsal: bool
+    ) -> None:
         """Build a plan's strategy and take over."""
         from paceline.train.assemble import Task
         from paceline.train.handover import Handover
@@ -110,6 +112,7 @@ class LegRank:
             view=_ToldView(self._answers) if number == 0 else SilentView(),
             ranks_before=1,
             process_is_new=self._legs == 0,
+            rehearsal=rehearsal,
         )
         self._legs += 1
         recorder = self._open.enter_context(observed(task))
@@ -136,6 +139,8 @@ class LegRank:
 
     def _go(self, until: int, patience: float | None) -> None:
         """Train up to an update."""
+        from paceline.train.comparison import node_memory_mb
+
         trainer = self._trainer
         assert trainer is not None
         times = trainer.run_leg(until, patience)
@@ -145,6 +150,7 @@ class LegRank:
             update=trainer.position.update,
             finished=trainer.is_finished,
             updates=trainer.updates,
+            memory_mb=node_memory_mb(trainer.task.board),
         )
 
     def _finish(self, open_seconds: float, more: Mapping[str, Any], received: int | None) -> None:

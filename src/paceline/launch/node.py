@@ -56,7 +56,7 @@ def run_node(
     context = node_context(plan, context)
     node = plan.nodes[context.node]
     if plan.precision == "bf16":
-        use_safe_instructions(config)
+        use_safe_instructions(config, all_numerics=True)
     if node.shares_memory:
         from paceline.launch.local import run_ranks
 

@@ -14,6 +14,10 @@ import ctypes
 import sys
 from pathlib import Path
 
+import psutil
+
+MEMORY_PART = 0.9
+"""Part of the free memory that a plan may be expected to take."""
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 _LARGEST = 2**31 - 1
 
@@ -46,6 +50,14 @@ def give_back_memory() -> None:
             trim(0)
 
 
+def reset_peak_memory() -> None:
+    """Let the kernel forget the largest resident size so far."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return  # the peak then includes what was before: an upper bound
+
+
 def resident_mb() -> tuple[float, float]:
     """Peak of private memory (approximately) and shared memory now, in MB."""
     values = {}
@@ -58,3 +70,28 @@ def resident_mb() -> tuple[float, float]:
         return 0.0, 0.0
     shared = values.get("RssShmem", 0.0)
     return values.get("VmHWM", 0.0) - shared, shared
+
+
+def memory_is_short() -> bool:
+    """Whether so little is free that nothing should be held that is not in use."""
+    total = float(psutil.virtual_memory().total) / 1e6
+    return available_mb() < (1 - MEMORY_PART) * total
+
+
+def available_mb() -> float:
+    """Memory that new processes can take: the machine's, or what its cgroup leaves."""
+    free = float(psutil.virtual_memory().available) / 1e6
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        (
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
+    ):
+        try:
+            text = Path(limit).read_text().strip()
+            if text != "max":
+                free = min(free, (int(text) - int(Path(used).read_text())) / 1e6)
+        except (OSError, ValueError):
+            continue
+    return max(0.0, free)

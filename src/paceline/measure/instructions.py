@@ -57,12 +57,15 @@ class Amx:
     """True where the hypervisor hides the tiles, and Paceline says what they are."""
 
 
-def use_safe_instructions(config: Config) -> str | None:
+def use_safe_instructions(config: Config, *, all_numerics: bool = False) -> str | None:
     """Keep oneDNN to what works here, if bf16 may be used; says so when it has to.
 
-    Must come before the first computation of the process.
+    `all_numerics`: also what is not allowed is tried. Must come before the first computation of
+    the process.
     """
-    if config.numerics.precision == "fp32" or instruction_limit() is not None:
+    numerics = config.numerics
+    allowed = all_numerics or "bf16" in (numerics.precision, *numerics.allow)
+    if numerics.precision == "fp32" or not allowed or instruction_limit() is not None:
         return None
     if not announces_amx():
         return None

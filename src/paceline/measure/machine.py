@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import shutil
 from dataclasses import dataclass
@@ -13,7 +14,10 @@ import psutil
 
 from paceline.config.environment import cache_root, data_root
 from paceline.local.cores import quota_cores, usable_cores, visible_cores
-from paceline.measure.race import available_mb, busy_cores, processor_name
+from paceline.local.memory import available_mb
+
+BUSY = 0.15
+"""Part of the cores in use by others above which times are doubtful."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +76,7 @@ def look_at_machine() -> Machine:
 def problems(machine: Machine) -> list[str]:
     """What is wrong, one sentence each, with what to do about it."""
     found = []
-    if machine.busy > 0.15:
+    if machine.busy > BUSY:
         found.append(
             f"other programs use {machine.busy:.0%} of the cores: races and timings are doubtful"
         )
@@ -107,3 +111,23 @@ def _free_disk_mb(path: Path) -> float:
     while not path.exists() and path != path.parent:
         path = path.parent
     return shutil.disk_usage(path).free / 1e6
+
+
+def busy_cores(seconds: float = 0.4) -> float:
+    """Part of the cores we may use that anything used just now, while we sleep.
+
+    Other cores do not matter: several hosts may be emulated on one machine, a core each.
+    """
+    used: list[float] = psutil.cpu_percent(interval=seconds, percpu=True)
+    own = [used[core] for core in visible_cores() if core < len(used)] or used
+    return sum(own) / len(own) / 100.0
+
+
+def processor_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or os.uname().machine

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import psutil
@@ -20,7 +20,10 @@ import psutil
 from paceline.config.environment import cache_root
 from paceline.errors import PacelineError
 from paceline.local.cores import quota_cores, usable_cores, visible_cores
-from paceline.measure import race
+from paceline.local.memory import available_mb
+from paceline.measure.footprint import measure_footprint
+from paceline.measure.kept_races import fingerprint
+from paceline.measure.machine import BUSY, busy_cores, processor_name
 from paceline.schema import Candidate, Config, encode, read_json, write_json
 from paceline.schema.machines import (
     Figure,
@@ -51,6 +54,14 @@ LAYERS_SECONDS = 4.0
 _VERSION = 2
 
 
+class TimeSizes(Protocol):
+    """Times the updates of a candidate at several batch sizes, in turns."""
+
+    def __call__(
+        self, config: Config, entry: Candidate, sizes: Sequence[int], *, seconds: float
+    ) -> dict[int, tuple[float, ...]]: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProfileRequest:
     """What to measure, with the candidate that won the race for it."""
@@ -58,6 +69,7 @@ class ProfileRequest:
     config: Config
     batch_size: int
     chosen: Candidate
+    time_sizes: TimeSizes
     again: bool = False
     say: Callable[[str], None] = print
 
@@ -99,7 +111,7 @@ def profile(request: ProfileRequest) -> tuple[Machines, bool]:
 
 def _fingerprint(request: ProfileRequest) -> str:
     config = request.config
-    same_race = race.fingerprint(race.RaceRequest(config=config, batch_size=request.batch_size))
+    same_race = fingerprint(config, request.batch_size)
     facts = [
         _VERSION,
         same_race,
@@ -130,14 +142,14 @@ def _measure(request: ProfileRequest) -> Machines:
 
     config, chosen = request.config, request.chosen
     updates = _update_times(request)
-    busy = race.busy_cores()
+    busy = busy_cores()
     parts = make_parts(config)
     try:
         taken = min(LAYER_BATCH, request.batch_size, len(parts.dataset.train))
         inputs, _ = parts.dataset.train.fetch(np.arange(taken), epoch=0, augment=False)
         layers = profile_layers(parts.build_model(), inputs)
         feed = _feeding(parts, request.batch_size)
-        footprint = race.measure_footprint(parts, config, request.batch_size)
+        footprint = measure_footprint(parts, config, request.batch_size)
         facts = WorkloadFacts(
             name=f"{config.workload.model} on {config.workload.data}",
             batch_size=request.batch_size,
@@ -149,13 +161,13 @@ def _measure(request: ProfileRequest) -> Machines:
         parts.dataset.close()
     host = Host(
         name=platform.node(),
-        processor=race.processor_name(),
+        processor=processor_name(),
         visible_cores=len(visible_cores()),
         usable_cores=usable_cores(),
         quota=quota_cores(),
         busy=busy,
         memory_mb=psutil.virtual_memory().total / 1e6,
-        free_mb=race.available_mb(),
+        free_mb=available_mb(),
         memory_bandwidth=_copying(),
         node=chosen.node,
         precision=chosen.precision,
@@ -177,11 +189,8 @@ def _update_times(request: ProfileRequest) -> list[UpdateTime]:
     sizes = [size for size in sizes if size >= chosen.node.workers]
     if not sizes:
         return [_raced(chosen, request.batch_size)]
-    trial = race.RaceRequest(
-        config=request.config, batch_size=request.batch_size, quiet=True, seconds=CURVE_SECONDS
-    )
     try:
-        found = race.time_sizes(trial, chosen, sizes)
+        found = request.time_sizes(request.config, chosen, sizes, seconds=CURVE_SECONDS)
     except PacelineError as error:  # the race has shown that the batch itself can be trained
         request.say(f"smaller batches could not be timed: {error}")
         return [_raced(chosen, request.batch_size)]
@@ -352,7 +361,7 @@ def _copying() -> Figure:
 
 def _warnings(busy: float, updates: Sequence[UpdateTime]) -> tuple[str, ...]:
     found = []
-    if busy > race.BUSY:
+    if busy > BUSY:
         found.append(
             f"other programs used {busy:.0%} of the cores while this host was measured: its times"
             " are doubtful"

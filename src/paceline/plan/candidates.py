@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 from paceline.schema import Candidate, NodePlan, Numerics
@@ -10,55 +9,8 @@ from paceline.schema import Candidate, NodePlan, Numerics
 MICRO_BATCHES = (4, 1, 2, 8)
 """The likeliest first: where it is far behind, the others need no trial."""
 MAX_STAGES = 4
-SAME = 0.02
-"""Differences of speed below this are no differences: the simpler one is chosen."""
-NEARLY, UNCLEAR = 0.03, 0.06
-"""Nor are larger ones, up to these, that may be noise of their race (`is_near`, `is_level`)."""
-LITTLE = 0.2
-"""Who moves less than this part of another's data between the cores comes first of the two."""
 Precision = Literal["fp32", "bf16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
-
-
-def is_near(entry: Candidate, best: Candidate) -> bool:
-    """Whether an entry is behind the best by no more than the standard error of that.
-
-    >>> node = NodePlan()
-    >>> best = Candidate(name="a", node=node, images_per_second=100.0, error=0.02)
-    >>> is_near(Candidate(name="b", node=node, images_per_second=97.4, error=0.02), best)
-    True
-    >>> is_near(Candidate(name="b", node=node, images_per_second=97.4), best)
-    False
-    """
-    return part_behind(entry, best) <= max(SAME, min(_noise(entry, best), NEARLY))
-
-
-def is_level(entry: Candidate, other: Candidate) -> bool:
-    """Whether a race does not tell that an entry is slower: not by more than its own noise.
-
-    >>> node = NodePlan()
-    >>> other = Candidate(name="a", node=node, images_per_second=100.0, error=0.01)
-    >>> is_level(Candidate(name="b", node=node, images_per_second=96.0, error=0.02), other)
-    True
-    >>> is_level(Candidate(name="b", node=node, images_per_second=96.0, error=0.005), other)
-    False
-    """
-    return part_behind(entry, other) <= max(SAME, min(2 * _noise(entry, other), UNCLEAR))
-
-
-def is_calmer(entry: Candidate, other: Candidate) -> bool:
-    """Whether far less goes between the cores: it loses less when these come to lie further apart.
-
-    >>> node = NodePlan()
-    >>> little = Candidate(name="a", node=node, crossing_mb=5.6)
-    >>> is_calmer(little, Candidate(name="b", node=node, crossing_mb=38.4))
-    True
-    >>> is_calmer(little, Candidate(name="b", node=node, crossing_mb=8.0))
-    False
-    """
-    if entry.crossing_mb is None or other.crossing_mb is None:
-        return False
-    return entry.crossing_mb < LITTLE * other.crossing_mb
 
 
 def structures(
@@ -145,18 +97,6 @@ def describe(node: NodePlan) -> str:
     if node.strategy == "hybrid":
         return f"hybrid {node.replicas} x {node.stages} stages x{node.micro_batches}"
     return node.strategy
-
-
-def part_behind(entry: Candidate, other: Candidate) -> float:
-    """By which part of the other's speed an entry is slower; negative where it is faster."""
-    return 1 - (entry.images_per_second or 0.0) / (other.images_per_second or 1.0)
-
-
-def _noise(entry: Candidate, other: Candidate) -> float:
-    """The standard error of what their speeds differ by, where both are known."""
-    if entry.error is None or other.error is None:
-        return 0.0
-    return math.hypot(entry.error, other.error)
 
 
 def _thread_counts(cores: int) -> list[int]:

@@ -3,71 +3,78 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import cast
 
-from paceline.plan.candidates import SAME, MemoryFormat, Precision, describe, is_calmer, part_behind
+from paceline.plan.candidates import MemoryFormat, Precision, describe
+from paceline.plan.pilot import CLEAR, OBVIOUS
 from paceline.schema import Candidate, Config, Plan, Race, Rejected
 from paceline.text import rate
 
-
-def explain(
-    candidates: list[Candidate], chosen: Candidate, *, gradient_mb: float, allowed: tuple[str, ...]
-) -> list[Candidate]:
-    """The candidates with `chosen` marked and a reason for each."""
-    result = []
-    for entry in candidates:
-        if entry.name == chosen.name:
-            result.append(
-                dataclasses.replace(entry, chosen=True, reason=_why_chosen(candidates, chosen))
-            )
-        elif entry.images_per_second is None or entry.out:
-            result.append(dataclasses.replace(entry, chosen=False))
-        else:
-            result.append(
-                dataclasses.replace(entry, reason=_why_not(entry, chosen, gradient_mb, allowed))
-            )
-    return result
+SAME = 0.02
+"""A difference of this part is none, however well it is measured."""
 
 
-def _why_chosen(candidates: list[Candidate], chosen: Candidate) -> str:
-    faster = [
-        c
-        for c in candidates
-        if c.exact == chosen.exact
-        and not c.out
-        and (c.images_per_second or 0) > (chosen.images_per_second or 0)
+def decided(race: Race, *, allowed: Sequence[str]) -> Race | None:
+    """The race with its choice and a reason for each candidate; None where nothing ran."""
+    chosen = pick(race.candidates, allowed)
+    if chosen is None:
+        return None
+    explained = tuple(_explained(entry, chosen, race, allowed) for entry in race.candidates)
+    return dataclasses.replace(race, candidates=explained, decision=_decision(race, chosen))
+
+
+def pick(candidates: Sequence[Candidate], allowed: Sequence[str]) -> Candidate | None:
+    """The fastest that gives the weights of one process, or rounds as is allowed.
+
+    Differences inside the noise are ties, and of ties the one that comes first is the simplest.
+    """
+    able = [
+        entry
+        for entry in candidates
+        if entry.images_per_second and not entry.out and (entry.exact or entry.precision in allowed)
     ]
-    if not faster:
-        return "the fastest"
-    fastest = max(faster, key=lambda c: c.images_per_second or 0)
-    behind = part_behind(chosen, fastest)
-    level = "as fast as the fastest" if behind <= SAME else f"{behind:.0%} behind, within the noise"
-    return f"{level}, and {_advantage(chosen, fastest)}"
+    best = max(able, key=lambda entry: entry.images_per_second or 0.0, default=None)
+    return next((entry for entry in able if best and _is_level(entry, best)), None)
 
 
-def _advantage(chosen: Candidate, rival: Candidate) -> str:
-    """What decides between near equals."""
-    if not is_calmer(chosen, rival):
-        return "simpler"
-    return (
-        f"only {chosen.crossing_mb:.0f} MB go between the cores in every update,"
-        f" not {rival.crossing_mb:.0f}"
-    )
+def _is_level(entry: Candidate, best: Candidate) -> bool:
+    noise = CLEAR * math.hypot(entry.error or 0.0, best.error or 0.0)
+    return _part_behind(entry, best) <= max(SAME, min(noise, OBVIOUS))
+
+
+def _part_behind(entry: Candidate, other: Candidate) -> float:
+    """By which part of the other's speed an entry is slower; negative where it is faster."""
+    return 1 - (entry.images_per_second or 0.0) / (other.images_per_second or 1.0)
+
+
+def _explained(
+    entry: Candidate, chosen: Candidate, race: Race, allowed: Sequence[str]
+) -> Candidate:
+    if entry.name == chosen.name:
+        faster = any(
+            other.exact == chosen.exact and not other.out and _part_behind(chosen, other) > 0
+            for other in race.candidates
+        )
+        reason = "as fast as the fastest, and simpler" if faster else "the fastest"
+        return dataclasses.replace(entry, chosen=True, reason=reason)
+    if entry.images_per_second is None or entry.out:
+        return dataclasses.replace(entry, chosen=False)
+    why = _why_not(entry, chosen, race.gradient_mb, allowed)
+    return dataclasses.replace(entry, chosen=False, reason=why)
 
 
 def _why_not(
-    entry: Candidate, chosen: Candidate, gradient_mb: float, allowed: tuple[str, ...]
+    entry: Candidate, chosen: Candidate, gradient_mb: float, allowed: Sequence[str]
 ) -> str:
-    speed, best = entry.images_per_second or 0.0, chosen.images_per_second or 1.0
+    behind = _part_behind(entry, chosen)
     if not entry.exact and entry.precision not in allowed:
-        faster = f"{speed / best:.2f}x the choice, but " if speed > best else ""
+        faster = f"{1 - behind:.2f}x the choice, but " if behind < 0 else ""
         return f'{faster}changes results: allow it with numerics.allow = ["{entry.precision}"]'
     cause = _cause(entry, chosen, gradient_mb)
-    behind = part_behind(entry, chosen)
-    if behind < -SAME:
-        return f"{-behind:.0%} faster, within the noise{'; ' + cause if cause else ''}"
-    if behind < SAME:
-        return f"as fast as the choice; {cause}" if cause else "as fast as the choice"
+    if behind < SAME or _is_level(entry, chosen):
+        return f"as fast as the choice{'; ' + cause if cause else ''}"
     return f"{behind:.0%} slower{': ' + cause if cause else ''}"
 
 
@@ -92,32 +99,27 @@ def _cause(entry: Candidate, chosen: Candidate, gradient_mb: float) -> str:
     return ""
 
 
-def decision(race: Race, chosen: Candidate, *, gradient_mb: float) -> str:
+def _decision(race: Race, chosen: Candidate) -> str:
     """One line on what was chosen and why."""
     rivals = [
-        c
-        for c in race.candidates
-        if c.images_per_second
-        and not c.out
-        and (c.exact or c.precision == chosen.precision)
-        and c.node.strategy != chosen.node.strategy
-        and c.node.strategy != "sequential"
+        entry
+        for entry in race.candidates
+        if entry.images_per_second
+        and not entry.out
+        and (entry.exact or entry.precision == chosen.precision)
+        and entry.node.strategy not in (chosen.node.strategy, "sequential")
     ]
-    rivals.sort(key=lambda c: -(c.images_per_second or 0))
     text = f"{chosen.name}: {rate(chosen.images_per_second or 0)} images/s"
     if chosen.speedup:
         text += f", {chosen.speedup:.2f}x sequential"
-    if rivals:
-        rival = rivals[0]
-        name, speed = describe(rival.node), rival.images_per_second or 0
-        if speed >= (1 - SAME) * (chosen.images_per_second or 0):
-            even = speed <= (1 + SAME) * (chosen.images_per_second or 0)
-            level = "as fast as" if even else "within the noise of"
-            return f"{text}; {level} {name} ({rate(speed)}), and {_advantage(chosen, rival)}"
-        text += f"; next {name} at {rate(speed)}"
-        if cause := _cause(rival, chosen, gradient_mb):
-            text += f", because {cause}"
-    return text
+    if not rivals:
+        return text
+    rival = max(rivals, key=lambda entry: entry.images_per_second or 0.0)
+    name, speed = describe(rival.node), rate(rival.images_per_second or 0)
+    if _is_level(rival, chosen):
+        return f"{text}; as fast as {name} ({speed}), and simpler"
+    cause = _cause(rival, chosen, race.gradient_mb)
+    return f"{text}; next {name} at {speed}{', because ' + cause if cause else ''}"
 
 
 def plan_from_race(config: Config, race: Race) -> Plan:

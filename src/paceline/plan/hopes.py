@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import cast
 
 from paceline.plan.candidates import (
@@ -91,6 +91,6 @@ def plan_of(config: Config, entry: Candidate, batch_size: int, reason: str) -> P
     )
 
 
-def best_known(pairs: Sequence[tuple[Option, Candidate]], name: str | None) -> str | None:
-    """The name of a plan that is among the options; None where it is not."""
-    return name if any(option.name == name for option, _ in pairs) else None
+def name_of(plan: Plan) -> str:
+    """The name of the candidate that a plan of one node is."""
+    return candidate(plan.nodes[0], plan.precision, plan.memory_format).name

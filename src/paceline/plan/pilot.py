@@ -32,6 +32,8 @@ MOST_PAIRS = 3
 """How often two plans are compared before they are called a tie."""
 REVIEW_SECONDS = 20.0
 """How often the pilot looks whether the speed has changed when nothing is left to try."""
+PROVING = 3.0
+"""Building a plan to prove it on a copy, beside a plain one, takes so many times as long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,19 +195,21 @@ def _onward(known: Knowledge, best: str) -> Decision:
     left = known.updates - known.position
     pace = seconds_of(known.legs, best)
     waiting = 0
-    for option in _worth_trying(known, best):
-        if option.ranks <= known.ready:
+    promising = _worth_trying(known, best)
+    for option in promising:
+        # The first leg only warms up: what a trial is held against is timed after it.
+        if option.ranks <= known.ready and known.legs[-1].role != "first":
             gain = 1 - expected(known, option, best)
             return _trial(known, option.name, best, f"may take {gain:.0%} less time")
         waiting = max(waiting, option.ranks)
-    review = TRIAL_SECONDS if waiting else REVIEW_SECONDS
+    review = TRIAL_SECONDS if promising else REVIEW_SECONDS
     return Decision(
         name=best,
         updates=max(1, min(left, max(FEWEST, math.ceil(review / pace)))),
         role="keep",
         best=best,
         reason="the fastest known" if len({leg.name for leg in known.legs}) > 1 else "",
-        ranks=waiting,
+        ranks=waiting if waiting > known.ready else 0,
     )
 
 
@@ -248,10 +252,24 @@ def _worth_trying(known: Knowledge, best: str) -> list[Option]:
 def _trial_cost(known: Knowledge, option: Option, best: str, ratio: float) -> float:
     """Seconds that a trial is expected to take from the training, if it then goes back."""
     pace = seconds_of(known.legs, best)
-    setup = option.setup_seconds or known.legs[0].setup_seconds
+    setup = option.setup_seconds or _setup_seconds(known, option)
     starting = known.rank_seconds if option.ranks > known.ready else 0.0
     slower = max(0.0, ratio - 1) * pace * _timed_updates(known, best)
     return starting + 2 * setup + slower
+
+
+def _setup_seconds(known: Knowledge, option: Option) -> float:
+    """What taking over is expected to take: as in trials of the same kind, or from the first leg.
+
+    No trial of a kind yet: its plan must be built, and proved beside a plain one.
+    """
+    needs_ranks = {each.name: each.ranks > 0 for each in known.options}
+    made = [
+        leg.setup_seconds
+        for leg in known.legs
+        if leg.role == "trial" and needs_ranks.get(leg.name) == (option.ranks > 0)
+    ]
+    return statistics.fmean(made) if made else PROVING * known.legs[0].setup_seconds
 
 
 def _allowance(known: Knowledge, best: str) -> float:
@@ -272,11 +290,9 @@ def spent(known: Knowledge) -> float:
 
 def saved(known: Knowledge, best: str) -> float:
     """Seconds that the best plan has saved over the first one, in the updates it made."""
-    first = known.legs[0]
-    if first.update_seconds is None:
-        return 0.0
-    kept = [leg for leg in known.legs if leg.name == best and leg.name != first.name]
-    return sum(leg.updates * first.update_seconds - leg.seconds for leg in kept)
+    first = known.legs[0].name
+    kept = [leg for leg in known.legs if leg.name == best and leg.name != first]
+    return sum(leg.updates * seconds_of(known.legs, first) - leg.seconds for leg in kept)
 
 
 def seconds_of(legs: Sequence[Leg], name: str) -> float:

@@ -9,7 +9,8 @@ from paceline.schema.ledger import CATEGORIES, TITLES, Ledger
 
 LOOKS = {
     "compute": 0, "optimizer": 7, "communication": 1, "waiting": 3, "data": 2, "evaluation": 5,
-    "checkpoint": 4, "start_up": 6, "other": 8, "proof": 9,
+    "checkpoint": 4, "start_up": 6, "other": 8, "proof": 9, "finding": 10,
+    "standing_by": 11,
 }  # fmt: skip
 """One look per category, that of its spans in the timeline where it has any."""
 

@@ -14,6 +14,7 @@ from paceline.run import RunDirectory
 from paceline.schema import Plan, Race, read_json
 from paceline.schema.events import Session, newest_sessions
 from paceline.schema.ledger import Ledger
+from paceline.schema.legs import Leg, read_legs
 from paceline.schema.plain import parse_json, read_json_file, read_text, read_toml
 
 
@@ -27,6 +28,7 @@ class RunData:
     plan: Plan | None = None
     race: Race | None = None
     races: Mapping[str, Race] = field(default_factory=dict)
+    legs: tuple[Leg, ...] = ()
     """Where several hosts raced: each one's own, by host."""
     metrics: tuple[Mapping[str, Any], ...] = ()
     summary: Mapping[str, Any] = field(default_factory=dict)
@@ -172,6 +174,7 @@ def load_run(path: Path, *, events: bool = True) -> RunData:
         plan=_read(Plan, run.plan, problems),
         race=_read(Race, run.race, problems),
         races=_read_races(path, problems),
+        legs=_read_legs(run.legs, problems),
         metrics=_read_lines(run.metrics, problems),
         summary=_read_object(run.summary, problems),
         sessions=tuple(newest_sessions(path)) if events else (),
@@ -188,6 +191,14 @@ def _read(cls: Any, path: Path, problems: list[str]) -> Any:
     except (PacelineError, OSError) as error:
         problems.append(f"{path.name} could not be read: {error}")
         return None
+
+
+def _read_legs(path: Path, problems: list[str]) -> tuple[Leg, ...]:
+    try:
+        return tuple(read_legs(path))
+    except (PacelineError, OSError, ValueError) as error:
+        problems.append(f"{path.name} could not be read: {error}")
+        return ()
 
 
 def _read_races(path: Path, problems: list[str]) -> dict[str, Race]:

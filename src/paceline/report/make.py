@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from paceline.report.exchanged import exchanged_section
 from paceline.report.figure import Section
 from paceline.report.ledger import ledger_section
+from paceline.report.legs import legs_section
 from paceline.report.load import RunData
 from paceline.report.observed import (
     NO_EVENTS,
@@ -36,6 +37,7 @@ def make_report(runs: Sequence[RunData]) -> Report:
 def _one(run: RunData) -> Report:
     sections = (
         asked_section(run),
+        legs_section(run),
         race_section(run),
         plan_section(run),
         curves_section(run),
@@ -78,7 +80,7 @@ def _tiles(run: RunData) -> list[tuple[str, str]]:
         tiles.append((f"{run.loss:.4g}", "test loss after the last epoch"))
     seconds = run.number("total_seconds")
     if seconds is not None:
-        tiles.append((duration(seconds), "in all, evaluation included"))
+        tiles.append((duration(seconds), "in all, start and evaluation included"))
     chosen = next((c for c in run.race.candidates if c.chosen), None) if run.race else None
     if chosen is not None and chosen.speedup:
         tiles.append((f"{chosen.speedup:.2f}x", "sequential, in the race"))

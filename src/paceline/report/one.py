@@ -80,9 +80,11 @@ def _plain(value: Any) -> Cell:
     return value if isinstance(value, str | int | float) else str(value)
 
 
-def race_section(run: RunData) -> Section:
-    """Bars of the speedup over sequential, the fastest first."""
+def race_section(run: RunData) -> Section | None:
+    """Bars of the speedup over sequential, the fastest first; None after a training in legs."""
     race = run.race
+    if race is None and not run.races and run.legs:
+        return None
     if run.races and (race is None or not race.candidates):
         return _races_section(run.races)
     if race is None or not race.candidates:

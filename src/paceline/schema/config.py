@@ -186,13 +186,13 @@ class Numerics:
     """Precision and layout: speed that may change results."""
 
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """"auto" is fp32 unless `allow` has bf16 and the race finds it faster."""
+    """"auto" is fp32 unless `allow` has bf16 and it is faster."""
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
     """Layout of images in memory; exact either way."""
     compile: bool = False
     """Compile the model with torch.compile (needs a C++ compiler; slow to start)."""
     allow: tuple[Literal["bf16"], ...] = ()
-    """Settings that change results and that the race may choose all the same."""
+    """Settings that change results and that may be chosen all the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +209,7 @@ class LocalSettings:
         "hybrid",
         "hogwild",
     ] = "auto"
-    """"auto" lets a short race decide; hogwild is never chosen unless named here."""
+    """"auto" finds out while it trains; hogwild is never chosen unless named here."""
     processes: int | None = rule(default=None, minimum=1)
     """For processes and hogwild: how many; one per core when left out."""
     threads: int | None = rule(default=None, minimum=1, maximum=MOST_THREADS)
@@ -298,10 +298,8 @@ class Observe:
 
 @dataclass(frozen=True, kw_only=True)
 class Pilot:
-    """How a training on one machine finds its fastest way while it trains."""
+    """How a training on one machine with local.strategy = "auto" finds its fastest way."""
 
-    legs: bool = False
-    """With local.strategy = "auto": begin at once and try other ways while training, no race."""
     budget: float = rule(default=0.05, minimum=0.0, maximum=1.0)
     """Part of the expected time that trying other ways may cost; 0 tries none."""
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
-from paceline.schema.codec import rule
+from paceline.schema.codec import decode, rule
 from paceline.schema.plan import Plan
 
 FORMAT = 1
@@ -55,3 +59,38 @@ class Lesson:
     """The plan that the newest of them ended with."""
     factors: dict[str, float] = field(default_factory=dict)
     """What each trait of a plan multiplied the seconds of an update by."""
+
+
+def merged(legs: Sequence[Leg]) -> list[Leg]:
+    """Consecutive legs of the same plan as one: the pilot was asked in between, and went on."""
+    found: list[Leg] = []
+    for leg in legs:
+        last = found[-1] if found else None
+        if last is None or last.name != leg.name or last.ended or leg.ended:
+            found.append(leg)
+            continue
+        longer = leg if leg.updates > last.updates else last
+        found[-1] = dataclasses.replace(
+            last,
+            updates=last.updates + leg.updates,
+            seconds=last.seconds + leg.seconds,
+            setup_seconds=last.setup_seconds + leg.setup_seconds,
+            update_seconds=longer.update_seconds,
+            error=longer.error,
+        )
+    return found
+
+
+def cut_at(legs: Sequence[Leg], update: int) -> list[Leg]:
+    """The legs up to an update: what a training that goes on from there has behind it."""
+    found = [leg for leg in legs if leg.first < update]
+    if found and found[-1].first + found[-1].updates > update:
+        found[-1] = dataclasses.replace(found[-1], updates=update - found[-1].first)
+    return found
+
+
+def read_legs(path: Path) -> list[Leg]:
+    """The legs of a run; none where it has no legs.jsonl."""
+    if not path.exists():
+        return []
+    return [decode(Leg, json.loads(line)) for line in path.read_text().splitlines()]

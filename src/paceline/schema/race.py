@@ -31,8 +31,6 @@ class Candidate:
     """Largest resident memory of all its processes together, measured."""
     estimated_mb: float | None = None
     """What was expected before it was tried."""
-    crossing_mb: float | None = None
-    """What goes between the cores in every update, estimated."""
     exact: bool = True
     out: bool = False
     """Fast or not, it gave other weights than one process: `reason` says which and why."""

@@ -54,6 +54,8 @@ class Task:
     """What the training goes on from; see `agreed_checkpoint`."""
     ranks_before: int = 0
     """Ranks of the run that are not of this plan: the process that leads a training in legs."""
+    rehearsal: bool = False
+    """The weights are a copy: nothing is evaluated and nothing kept."""
     process_is_new: bool = True
     """False where this process has taken part in a leg of the run before."""
 

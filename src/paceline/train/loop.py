@@ -10,43 +10,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline import local
 from paceline.data.feed import Batch
 from paceline.errors import DivergedError
 from paceline.exchange.network import Traffic
-from paceline.local.base import OptimizerState
 from paceline.local.memory import keep_freed_memory
-from paceline.local.state import unsaved_sentence
-from paceline.models.extra_state import check_extra_state
 from paceline.observe.metrics import Tally, exchange_counts, exchange_line, totals
 from paceline.observe.recorder import Recorder
 from paceline.schema import write_json
-from paceline.schema.checkpoint import check_continued, fixed_settings, planned_updates
-from paceline.schema.codec import encode
 from paceline.schema.schedule import length_at
 from paceline.train.assemble import (
     Task,
     agreed_checkpoint,
-    beginning_of,
     loss_total,
-    make_feed,
-    make_job,
     make_whole,
-    whole_optimizer_state,
 )
-from paceline.train.checkpoint import Checkpoints, Position, TrainState, check_model
 from paceline.train.comparison import comparison, node_memory_mb
+from paceline.train.continuing import Continuing
 from paceline.train.device import use_deterministic
-from paceline.train.epoch_log import EpochLog
-from paceline.train.evaluate import evaluate, existing, has_classes
-from paceline.train.goal import Goal, LossWatch
-from paceline.train.handover import Handover
+from paceline.train.evaluate import evaluate, existing
 from paceline.train.optimizers import batch_factor, schedule_factor
-from paceline.train.parts import Parts, make_parts
+from paceline.train.parts import make_parts
 from paceline.train.proof import prove
-from paceline.train.serving import make_team
 from paceline.train.shares import describe_shares, rebalanced, worker_shares
-from paceline.train.signals import StopSignals
 from paceline.train.watching import observed
 
 FEWEST = 3
@@ -98,44 +83,8 @@ def _train(task: Task, recorder: Recorder) -> Outcome:
         parts.dataset.close()
 
 
-class Trainer:
-    """The state of one training on one rank, and the steps it is made of."""
-
-    def __init__(self, task: Task, parts: Parts, recorder: Recorder, *, started: float) -> None:
-        self.task, self.config, self.view = task, task.config, task.view
-        self.recorder = recorder
-        self.team = make_team(task)
-        self.job = dataclasses.replace(make_job(task, parts), span=recorder.span)
-        self.dataset = parts.dataset
-        self.strategy = local.build(self.job)
-        check_extra_state(self.strategy.model)
-        self.shares = [node.share for node in task.plan.nodes]
-        self.feed = make_feed(task, parts, self.strategy)
-        self.checkpoints = Checkpoints(task.run.checkpoints, self.config.train.keep)
-        self.epochs = EpochLog(task)
-        self.signals = StopSignals(self.team.request_stop)
-        self.position = Position()
-        self.tally = Tally()
-        self.traffic = Traffic()
-        self.goal = self.kept_goal = Goal(self.config.train.until)
-        self.saved_at = -1
-        self.unsaved = ""
-        self.resumed: OptimizerState = {}
-        """What the optimizer goes on from, until training begins."""
-        self.losses = LossWatch()
-        self.started = started
-        check_model(self.strategy.model)
-        self.until: int | None = None
-        """The update at which the current leg ends, if that is before the training does."""
-        self.patience: float | None = None
-        """Seconds after which the current leg ends before its time."""
-        self.times: list[float] = []
-        """Seconds of each update of the current leg."""
-
-    @property
-    def updates(self) -> int:
-        """Updates of the whole training."""
-        return planned_updates(self.config.train, self.feed.sampler.steps_per_epoch)
+class Trainer(Continuing):
+    """One training on one rank: the steps it is made of."""
 
     @property
     def rate_factor(self) -> float:
@@ -145,11 +94,6 @@ class Trainer:
         return batch_factor(settings, self.feed.sampler.batch_size) * schedule_factor(
             settings, update=update, updates=updates
         )
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether nothing is left to train."""
-        return self.position.update >= self.updates or self.goal.reached() is not None
 
     def run_leg(self, until: int, patience: float | None = None) -> list[float]:
         """Up to update `until`, or until `patience` seconds are over; what each update took."""
@@ -244,13 +188,6 @@ class Trainer:
         self.view.advance(images=batch.total, loss=loss, slowest=host)
         self.say_news()
 
-    def count_exchange(self, update: int | None = None) -> None:
-        """Keep what went between nodes since the last call: for an update, or for none."""
-        if self.task.network is not None:
-            taken = self.task.network.take()
-            self.traffic.add(taken)
-            self.recorder.exchanged(update, taken)
-
     def say_news(self) -> None:
         """Tell the user about nodes that came and went."""
         for line in self.team.news():
@@ -279,6 +216,12 @@ class Trainer:
 
     def end_epoch(self) -> None:
         """Evaluate, write the epoch's line, save."""
+        if self.task.rehearsal:
+            self.position = dataclasses.replace(
+                self.position, epoch=self.position.epoch + 1, step=0
+            )
+            self.tally = Tally()
+            return
         if self.position.update >= self.updates:
             self.tally.seconds += self.team.wait_for_all()
             self.say_news()
@@ -351,119 +294,6 @@ class Trainer:
                     self.view.say(describe_shares(self.task.plan, changed))
                 self.recorder.note("shares", describe_shares(self.task.plan, changed))
         return line
-
-    def checkpoint_due(self) -> bool:
-        every = self.config.train.checkpoint_every
-        return every is not None and self.position.update % every == 0
-
-    def save(self, *, best: bool = False) -> None:
-        """Write a checkpoint; one that cannot be written ends the training and costs no older one.
-
-        Going on would train for hours towards something that may never be saved.
-        """
-        with self.recorder.span("checkpoint"):
-            self._save(best=best)
-        self.count_exchange()
-
-    def _save(self, *, best: bool) -> None:
-        self.team.enter("checkpoint", self.position.update)
-        found = self.hand_over()
-        if self.team.is_first and self.position.update != self.saved_at:
-            self.checkpoints.save(found.state, found.model, found.optimizer, best=best)
-            self.saved_at = self.position.update
-            self.say_unsaved(found.optimizer)
-        self.team.barrier("checkpoint")
-
-    def hand_over(self) -> Handover:
-        """The state between two updates, whole on the first rank; every rank calls it."""
-        make_whole(self.task, self.team, self.job, self.strategy)
-        optimizer = whole_optimizer_state(self.job, self.strategy, first=self.team.is_first)
-        tally = self.tally.saved()
-        sums = self.team.sum([tally["loss_sum"], tally["correct"], tally["samples"]], "checkpoint")
-        tally |= dict(zip(("loss_sum", "correct", "samples"), sums, strict=True))
-        state = TrainState(
-            position=self.position,
-            updates=self.updates,
-            lengths=dict(self.config.train.lengths),
-            batch_size=self.feed.sampler.batch_size,
-            samples=self.feed.sampler.samples,
-            tally={name: value for name, value in tally.items() if existing(value) is not None},
-            seconds=time.perf_counter() - self.started,
-            best_accuracy=self.kept_goal.best_accuracy,
-            best_loss=self.kept_goal.best_loss,
-            since_best=self.kept_goal.since_best,
-            settings=fixed_settings(self.config),
-            plan=encode(self.task.plan),
-        )
-        return Handover(
-            state=state,
-            model=self.strategy.model.state_dict(),
-            optimizer=optimizer,
-            durations=tuple(self.tally.durations),
-            saved_at=self.saved_at,
-        )
-
-    def say_unsaved(self, optimizer: OptimizerState) -> None:
-        """Say once what of an optimizer of the user's own no checkpoint holds."""
-        if (sentence := unsaved_sentence(optimizer)) and sentence != self.unsaved:
-            self.unsaved = sentence
-            self.view.say(f"warning: {sentence}")
-
-    def check_goal(self) -> None:
-        """Refuse `train.until.accuracy` without classes before anything is trained."""
-        # Layers that are split over nodes compute only together: there the first evaluation tells.
-        if self.config.train.until.accuracy is not None and self.job.partition is None:
-            self.goal.check(classes=has_classes(self.strategy, self.job, self.dataset.test))
-
-    def begin(self) -> None:
-        """Meet the other nodes; one that joins a training goes on where that is."""
-        if self.job.exchange is None:
-            return
-        beginning = beginning_of(self.strategy, self.position.update, self.resumed)
-        update = self.job.exchange.start(beginning)
-        self.resumed = {}
-        if update != self.position.update:
-            epoch, step = divmod(update, self.feed.sampler.steps_per_epoch)
-            self.position = Position(epoch=epoch, step=step, update=update)
-
-    def resume(self) -> None:
-        """Go on from the newest checkpoint, if there is one."""
-        newest = self.task.checkpoint
-        if newest is None:
-            self.strategy.spread_buffers()
-            return
-        state, model, optimizer = self.checkpoints.load(newest)
-        check_continued(newest, state, self.config, sampler=self.feed.sampler)
-        self.started -= state.seconds
-        update = state.position.update
-        self.take_over(Handover(state=state, model=model, optimizer=optimizer, saved_at=update))
-        self.resumed = optimizer
-        if self.team.is_first:
-            self.say_unsaved(optimizer)
-            self.view.say(self.welcome_back())
-
-    def take_over(self, handover: Handover) -> None:
-        """Go on where another leg, or a checkpoint, has left off; every rank calls it."""
-        state = handover.state
-        self.strategy.load_weights(handover.model)
-        self.strategy.spread_buffers()  # also those that no checkpoint has
-        self.strategy.load_optimizer_state(handover.optimizer)
-        self.position, self.saved_at = state.position, handover.saved_at
-        self.goal.best_accuracy, self.goal.best_loss = state.best_accuracy, state.best_loss
-        self.goal.since_best = state.since_best
-        if self.team.is_first:
-            self.tally = Tally.restored(state.tally)
-            self.tally.durations = list(handover.durations)
-            # The line of an epoch that ended halfway stays where there is nothing more to train.
-            halfway = state.position.step > 0 and state.position.update >= self.updates
-            self.epochs.restore(state.position.epoch + halfway)
-
-    def welcome_back(self) -> str:
-        """One line about what is continued."""
-        update, path = self.position.update, self.task.run.path
-        if self.is_finished:
-            return f"{path} is finished after {update} updates: there is nothing left to train"
-        return f"continuing {path} from update {update} (epoch {self.position.epoch + 1})"
 
     def end(self, open_seconds: float, more: Mapping[str, Any], received: int | None) -> Outcome:
         """Finish a training in legs, which the signal `received` may have ended."""

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.config.environment import cache_root
-from paceline.errors import PacelineError
-from paceline.plan.hopes import options, plan_of
+from paceline.errors import PacelineError, ProofError, StrategyError, UnsupportedError
+from paceline.measure.kept_races import fingerprint
+from paceline.plan.hopes import name_of, options, plan_of
 from paceline.plan.pilot import Option, learned
 from paceline.run import RunDirectory
 from paceline.schema import Candidate, Config, Plan, read_json, write_json
-from paceline.schema.legs import Leg, Lesson
-from paceline.workflow.legs import LegsRequest, LegTraining
-from paceline.workflow.runners import Here, Home
+from paceline.schema.legs import Leg, Lesson, cut_at, read_legs
+from paceline.workflow.legs import LegsRequest, LegTraining, write_legs
+from paceline.workflow.runners import Began, Here, Home
 
 if TYPE_CHECKING:
     from torch import nn
 
     from paceline.train.given import Given
     from paceline.train.loop import Outcome
+    from paceline.train.progress import View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +35,14 @@ class Alone:
     config: Config
     run: RunDirectory
     given: Given | None = None
+    goes_on: Plan | None = None
+    """The plan that a training to be continued was left with."""
     script: Sequence[Leg] = ()
+    """The legs of a training that is repeated."""
     silent: bool = False
     verbose: bool = False
+    again: bool = False
+    """Forget what past trainings have taught."""
     began: float
     """When it was asked for (perf_counter)."""
 
@@ -42,16 +50,24 @@ class Alone:
 def train_alone(asked: Alone) -> Outcome:
     """Train on this machine, from the first update to the last."""
     from paceline.local.memory import keep_freed_memory
+    from paceline.train.progress import make_view
+
+    keep_freed_memory()  # before the view starts a thread
+    view = make_view(silent=asked.silent)
+    try:
+        return _with_view(asked, view)
+    finally:
+        view.close()
+
+
+def _with_view(asked: Alone, view: View) -> Outcome:
     from paceline.train.assemble import Task
     from paceline.train.device import use_deterministic
     from paceline.train.parts import make_parts
-    from paceline.train.progress import make_view
     from paceline.train.watching import observed
 
     config = asked.config
-    keep_freed_memory()
     use_deterministic(config.train.deterministic)
-    view = make_view(silent=asked.silent)
     opening = time.perf_counter()
     parts = make_parts(config, asked.given)
     opened = time.perf_counter() - opening
@@ -69,40 +85,79 @@ def train_alone(asked: Alone) -> Outcome:
             )
             return _train(asked, home)
     finally:
-        view.close()
         parts.dataset.close()
 
 
 def _train(asked: Alone, home: Home) -> Outcome:
     batch_size = asked.config.workload.global_batch(1)
     place = lesson_place(asked.config, batch_size)
-    lesson = Lesson() if asked.given is not None else _read_lesson(place)
+    lesson = _read_lesson(place) if asked.given is None and not asked.again else Lesson()
     every = _options(asked, home, lesson, divisible=True)
     plans = {o.name: plan_of(asked.config, e, batch_size, "") for o, e in every}
     plans |= {leg.name: leg.plan for leg in asked.script}
-    here = [option.name for option, _ in every if not option.ranks]
-    begins = lesson.best if lesson.best in here and not asked.script else here[0]
-    runner = Here(home, plans[begins])
+    wanted = lesson.best if asked.goes_on is None else name_of(asked.goes_on)
+    building = time.perf_counter()
+    name, runner = _first_runner(asked, home, plans, [option for option, _ in every], wanted)
+    built = time.perf_counter() - building
+    begun = runner.begin()
     home.recorder.ready()
-    write_json(home.run.plan, plans[begins])
+    write_json(home.run.plan, plans[name])
     if looks_across_samples(runner.model):
         every = _options(asked, home, lesson, divisible=False)
     training = LegTraining(
         LegsRequest(
-            home=home,
+            home=dataclasses.replace(home, began=begun.started),
             options=[option for option, _ in every],
             plans=plans,
-            updates=runner.updates,
-            start=begins if begins == lesson.best else None,
+            begun=begun,
+            began=asked.began,
+            built_seconds=built,
+            earlier=_legs_before(home.run, begun),
+            start=name,
             script=asked.script,
             verbose=asked.verbose,
         ),
-        first=(begins, runner),
+        first=(name, runner),
     )
     outcome = training.run()
     if asked.given is None and not asked.script:
         _keep_lesson(place, training)
     return outcome
+
+
+def _legs_before(run: RunDirectory, begun: Began) -> list[Leg]:
+    """What a training that goes on has behind it, with the leg that was cut short."""
+    found = cut_at(read_legs(run.legs), begun.update)
+    end = found[-1].first + found[-1].updates if found else 0
+    if end < begun.update and begun.plan is not None:
+        found.append(
+            Leg(
+                name=name_of(begun.plan),
+                plan=begun.plan,
+                first=end,
+                updates=begun.update - end,
+                ended="interrupted",
+            )
+        )
+    write_legs(run, found)
+    return found
+
+
+def _first_runner(
+    asked: Alone, home: Home, plans: Mapping[str, Plan], every: Sequence[Option], wanted: str
+) -> tuple[str, Here]:
+    """The plan that is wanted, where this process alone can train it; else the simplest."""
+    from paceline.train.checkpoint import Checkpoints
+
+    here = [option.name for option in every if not option.ranks]
+    newest = Checkpoints(home.run.checkpoints, asked.config.train.keep).newest()
+    if wanted in here[1:] and not asked.script:
+        try:
+            return wanted, Here(home, plans[wanted], newest)
+        except (ProofError, StrategyError, UnsupportedError) as error:
+            # What was the fastest before does not do any more.
+            home.view.say(f"{error}; training begins with {here[0]} instead")
+    return here[0], Here(home, plans[here[0]], newest)
 
 
 def _options(
@@ -117,13 +172,17 @@ def _options(
         elementwise=home.parts.elementwise,
         images=len(home.parts.dataset.sample_shape) == 3,
         many=asked.given is None and asked.config.train.device != "cuda",
-        divisible=divisible,
+        # To compile a model for every plan would take longer than most trainings.
+        divisible=divisible and not asked.config.numerics.compile,
         learned=lesson.factors,
     )
 
 
 def looks_across_samples(model: nn.Module) -> bool:
-    """Whether a layer normalises over the samples of a batch, which must then stay whole."""
+    """Whether a layer normalises over the samples of a batch, which must then stay whole.
+
+    The only condition of this kind: a strategy that sums these layers' statistics needs it no more.
+    """
     from torch.nn.modules.batchnorm import _BatchNorm
 
     return any(isinstance(layer, _BatchNorm) for layer in model.modules())
@@ -135,10 +194,7 @@ def _no_plan(config: Config) -> Plan:
 
 def lesson_place(config: Config, batch_size: int) -> Path:
     """Where the cache keeps what trainings of a workload have taught."""
-    from paceline.measure.race import RaceRequest, fingerprint
-
-    request = RaceRequest(config=config, batch_size=batch_size)
-    return cache_root() / "lessons" / f"{fingerprint(request)}.json"
+    return cache_root() / "lessons" / f"{fingerprint(config, batch_size)}.json"
 
 
 def _read_lesson(place: Path) -> Lesson:

@@ -8,10 +8,11 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import DivergedError, PacelineError, StorageError
+from paceline.cost.memory import standby_mb
+from paceline.errors import DivergedError, PacelineError, ProofError, StorageError
+from paceline.local.memory import MEMORY_PART, available_mb, memory_is_short, resident_mb
 from paceline.plan.pilot import (
     Decision,
     Knowledge,
@@ -23,10 +24,11 @@ from paceline.plan.pilot import (
     typical,
 )
 from paceline.run import RunDirectory
-from paceline.schema import Plan, decode, encode, write_json
-from paceline.schema.legs import Leg
+from paceline.schema import Plan, encode, read_json, write_json
+from paceline.schema.legs import Leg, merged
+from paceline.schema.proof import Proof
 from paceline.text import rate
-from paceline.workflow.runners import Here, Home, Runner, There, Went, wait_until_ready
+from paceline.workflow.runners import Began, Here, Home, Runner, There, Went, wait_until_ready
 
 if TYPE_CHECKING:
     from paceline.launch.standby import Standby
@@ -46,9 +48,15 @@ class LegsRequest:
     """Plans that may be used, the simplest first."""
     plans: Mapping[str, Plan]
     """By their options' names."""
-    updates: int
-    start: str | None = None
-    """The plan that past trainings here have found to be the best."""
+    begun: Began
+    began: float
+    """When this part of the training was asked for (perf_counter)."""
+    built_seconds: float = 0.0
+    """What building the first plan took."""
+    earlier: Sequence[Leg] = ()
+    """Legs of a training that is continued."""
+    start: str = ""
+    """The plan that past trainings here, or the part before, have found to be the best."""
     script: Sequence[Leg] = ()
     """The legs of a training that is repeated."""
     verbose: bool = False
@@ -71,10 +79,11 @@ class LegTraining:
         """A runner in this process that is kept while another plan is tried."""
         self.known = Knowledge(
             options=asked.options,
-            updates=asked.updates,
+            updates=asked.begun.updates,
+            position=asked.begun.update,
             budget=asked.home.config.pilot.budget,
             start=asked.start,
-            rank_seconds=time.perf_counter() - asked.home.began,
+            rank_seconds=time.perf_counter() - asked.began,
         )
         self.signals = StopSignals(self._request_stop)
 
@@ -82,7 +91,7 @@ class LegTraining:
         """Train; the outcome of the last leg is the training's."""
         try:
             with self.signals.installed():
-                finished = False
+                finished = self._asked.begun.finished
                 while not finished and self.signals.received is None:
                     finished = self._one_leg()
             assert self._runner is not None
@@ -101,13 +110,14 @@ class LegTraining:
         """One more leg; True when the training is finished."""
         decision = self._decide()
         began, first, blamed = time.perf_counter(), self.known.position, self._running
+        built = 0.0 if self.known.legs else self._asked.built_seconds
         try:
             if decision.name != self._running:
                 with self._home.recorder.span("handover"):
                     self._leave(decision)
                     blamed = decision.name
                     self._enter(decision)
-            setup = time.perf_counter() - began
+            setup = built + time.perf_counter() - began
             went = self._go(decision)
         except (DivergedError, StorageError):
             raise  # the training's own doing, whatever the plan
@@ -119,15 +129,59 @@ class LegTraining:
 
     def _decide(self) -> Decision:
         ready = self._standby.count if self._standby and self._standby.is_ready else 0
-        elapsed = time.perf_counter() - self._home.began
+        elapsed = time.perf_counter() - self._asked.began
         self.known = dataclasses.replace(self.known, ready=ready, elapsed=elapsed)
         if self._asked.script:
             return self._scripted()
         decision = next_leg(self.known)
+        while decision.role == "trial" and not self._has_room(decision.name):
+            decision = next_leg(self.known)
         if decision.ranks and self._standby is None:
-            self._start_ranks()
+            self._start_ranks_if_they_fit()
+        elif decision.role == "keep":
+            self._free_memory(decision)
         self._say_change(decision)
         return decision
+
+    def _free_memory(self, decision: Decision) -> None:
+        """Give back what only a trial needed; ranks stand by for as long as there is room."""
+        for name in [each for each in self._spare if each != decision.name]:
+            self._spare.pop(name).close()
+        if not self._plan(decision.name).nodes[0].shares_memory and memory_is_short():
+            self._end_ranks()
+
+    def _start_ranks_if_they_fit(self) -> None:
+        """Start the ranks, or leave all plans out that need them."""
+        needed = standby_mb(self._most_ranks, own_mb=sum(resident_mb()), weights_mb=self._weights)
+        if self._fits(needed, [option.name for option in self.known.options if option.ranks]):
+            self._start_ranks()
+
+    def _has_room(self, name: str) -> bool:
+        """Whether a plan can be tried in this process, beside the one that is kept meanwhile."""
+        if self._plan(name).nodes[0].shares_memory or not isinstance(self._runner, Here):
+            return True  # looked at when the ranks were started
+        return self._fits(sum(resident_mb()), [name])
+
+    def _fits(self, needed: float, names: Sequence[str]) -> bool:
+        """Whether so many more MB are free; plans that need more are out."""
+        free = MEMORY_PART * available_mb()
+        if needed <= free:
+            return True
+        reason = f"needs about {needed:,.0f} MB more, of {free:,.0f} free"
+        out = {**self.known.out, **dict.fromkeys(names, reason)}
+        self.known = dataclasses.replace(self.known, out=out)
+        self._say_if_verbose(f"{', '.join(names)}: {reason}")
+        return False
+
+    @property
+    def _most_ranks(self) -> int:
+        return max(plan.nodes[0].ranks for plan in self._asked.plans.values())
+
+    @property
+    def _weights(self) -> float:
+        """Megabytes of the model's weights."""
+        assert isinstance(self._runner, Here), "ranks are started while this process trains"
+        return sum(weight.nbytes for weight in self._runner.model.parameters()) / 1e6
 
     def _scripted(self) -> Decision:
         """The next leg of the training that is repeated; its last plan goes on to the end."""
@@ -150,8 +204,7 @@ class LegTraining:
     def _start_ranks(self) -> None:
         from paceline.launch.standby import Standby
 
-        most = max(plan.nodes[0].ranks for plan in self._asked.plans.values())
-        self._standby = Standby(self._home.run, most, self._show)
+        self._standby = Standby(self._home.run, self._most_ranks, self._show)
 
     def _end_ranks(self) -> None:
         if self._standby is not None:
@@ -218,6 +271,7 @@ class LegTraining:
         self._runner, self._running = None, ""
         self._recover()
         position = self._handover.state.position.update if self._handover is not None else 0
+        out = self._fails_too(decision.name, error, reason)
         leg = Leg(
             name=decision.name,
             plan=self._plan(decision.name),
@@ -229,8 +283,23 @@ class LegTraining:
             began_at=began - self._home.began,
             setup_seconds=time.perf_counter() - began,
         )
-        out = {**self.known.out, decision.name: reason}
-        self._add(leg, position=position, out=out)
+        self._add(leg, position=position, out={**self.known.out, **out})
+
+    def _fails_too(self, name: str, error: Exception, reason: str) -> dict[str, str]:
+        """The plans that are out with one that has failed.
+
+        Where the parts of a batch do not add up, all that divide batches.
+        """
+        out = {name: reason}
+        if isinstance(error, ProofError) and self._plan(name).nodes[0].divides:
+            try:
+                proof = read_json(Proof, self._home.run.path / "proof.json")
+            except PacelineError:
+                return out
+            if proof.cause in ("loss", "samples"):
+                divided = (n for n, plan in self._asked.plans.items() if plan.nodes[0].divides)
+                out |= dict.fromkeys(divided, reason)
+        return out
 
     def _standby_is_well(self) -> bool:
         """Whether the ranks only refused, and stand by again."""
@@ -275,16 +344,18 @@ class LegTraining:
             error=error,
         )
         self._add(leg, position=went.update, updates=went.updates)
+        why = f": {leg.began}" if leg.began else ""
+        self._say_if_verbose(
+            f"{leg.updates} updates with {leg.name} ({leg.role}{why}), {self._speed(leg)} samples/s"
+        )
+
+    def _say_if_verbose(self, text: str) -> None:
         if self._asked.verbose:
-            why = f": {leg.began}" if leg.began else ""
-            self._home.view.say(
-                f"  {leg.updates} updates with {leg.name} ({leg.role}{why}),"
-                f" {self._speed(leg)} samples/s"
-            )
+            self._home.view.say(f"  {text}")
 
     def _add(self, leg: Leg, **changes: Any) -> None:
         self.known = dataclasses.replace(self.known, legs=(*self.known.legs, leg), **changes)
-        write_legs(self._home.run, self.known.legs)
+        write_legs(self._home.run, [*self._asked.earlier, *self.known.legs])
 
     def _say_change(self, decision: Decision) -> None:
         """One line where the way of training changes for good; none for a trial that did not."""
@@ -294,8 +365,13 @@ class LegTraining:
         kept = [leg for leg in legs if leg.role in ("first", "keep") and leg.update_seconds]
         if kept and kept[-1].name == decision.name:
             return
-        write_json(self._home.run.plan, self._plan(decision.name))
         now = next((leg for leg in reversed(legs) if leg.name == decision.name), None)
+        plan = dataclasses.replace(self._plan(decision.name), reason=decision.reason)
+        if now is not None and now.update_seconds:
+            speed = plan.batch_size / now.update_seconds
+            predicted = {"images_per_second": speed, "update_seconds": now.update_seconds}
+            plan = dataclasses.replace(plan, predicted=predicted)
+        write_json(self._home.run.plan, plan)
         if kept and now is not None:
             self._home.view.say(
                 f"from here with {decision.name}: {self._speed(now)} samples/s"
@@ -318,35 +394,8 @@ class LegTraining:
             self._runner.request_stop()
 
 
-def merged(legs: Sequence[Leg]) -> list[Leg]:
-    """Consecutive legs of the same plan as one: the pilot was asked in between, and went on."""
-    found: list[Leg] = []
-    for leg in legs:
-        last = found[-1] if found else None
-        if last is None or last.name != leg.name or last.ended or leg.ended:
-            found.append(leg)
-            continue
-        longer = leg if leg.updates > last.updates else last
-        found[-1] = dataclasses.replace(
-            last,
-            updates=last.updates + leg.updates,
-            seconds=last.seconds + leg.seconds,
-            setup_seconds=last.setup_seconds + leg.setup_seconds,
-            update_seconds=longer.update_seconds,
-            error=longer.error,
-        )
-    return found
-
-
 def write_legs(run: RunDirectory, legs: Sequence[Leg]) -> None:
     """legs.jsonl, whole: a reader never sees half of it."""
     partial = run.path / ".legs.jsonl.partial"
     partial.write_text("".join(json.dumps(encode(leg)) + "\n" for leg in merged(legs)))
     partial.replace(run.legs)
-
-
-def read_legs(path: Path) -> list[Leg]:
-    """The legs of a run; none where it has no legs.jsonl."""
-    if not path.exists():
-        return []
-    return [decode(Leg, json.loads(line)) for line in path.read_text().splitlines()]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.run import RunDirectory
-from paceline.schema import Config, Plan, encode
+from paceline.schema import Config, Plan, decode, encode
+from paceline.schema.checkpoint import read_state
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,6 +38,8 @@ class Home:
     """When the training was asked for (perf_counter)."""
     open_seconds: float
     """What opening the data took."""
+    rehearsal: bool = False
+    """All legs are made on a copy of the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +53,23 @@ class Went:
     updates: int
     """Updates of the whole training."""
     finished: bool
+    memory_mb: float = 0.0
+    """Largest resident memory of the ranks together, where there are any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Began:
+    """Where a training begins."""
+
+    update: int
+    """Updates that were done before."""
+    updates: int
+    """Updates of the whole training."""
+    finished: bool
+    plan: Plan | None
+    """That made the last of the updates before."""
+    started: float
+    """When it would have begun if it had never been interrupted (perf_counter)."""
 
 
 class Runner(Protocol):
@@ -65,13 +86,22 @@ class Runner(Protocol):
 class Here:
     """In this process."""
 
-    def __init__(self, home: Home, plan: Plan) -> None:
+    def __init__(self, home: Home, plan: Plan, checkpoint: Path | None = None) -> None:
+        """`checkpoint`: what the first leg of a training goes on from."""
         from paceline.train.assemble import Task
         from paceline.train.loop import Trainer
         from paceline.train.proof import prove
 
         self._home = home
-        task = Task(config=home.config, plan=plan, run=home.run, given=home.given, view=home.view)
+        task = Task(
+            config=home.config,
+            plan=plan,
+            run=home.run,
+            given=home.given,
+            view=home.view,
+            checkpoint=checkpoint,
+            rehearsal=home.rehearsal,
+        )
         prove(task, home.parts, home.recorder)
         self._trainer = Trainer(task, home.parts, home.recorder, started=home.began)
         self._threads = self._count_threads()
@@ -86,10 +116,20 @@ class Here:
     def model(self) -> nn.Module:
         return self._trainer.strategy.model
 
-    @property
-    def updates(self) -> int:
-        """Of the whole training."""
-        return self._trainer.updates
+    def begin(self) -> Began:
+        """Begin the training, or go on from its newest checkpoint."""
+        trainer = self._trainer
+        trainer.check_goal()
+        trainer.resume()
+        newest = trainer.task.checkpoint
+        before = read_state(newest).plan if newest is not None else {}
+        return Began(
+            plan=decode(Plan, before) if before else None,
+            update=trainer.position.update,
+            updates=trainer.updates,
+            finished=trainer.is_finished,
+            started=trainer.started,
+        )
 
     def take_over(self, handover: Handover | None) -> None:
         from paceline.local.cores import set_threads
@@ -137,6 +177,7 @@ class There:
                 plan=encode(self._plan),
                 rest=handover.store(self._standby.handover),
                 began=self._home.began,
+                rehearsal=self._home.rehearsal,
             )
 
     def go(self, until: int, patience: float | None) -> Went:
@@ -147,7 +188,12 @@ class There:
             update=answer["update"],
             updates=answer["updates"],
             finished=answer["finished"],
+            memory_mb=answer["memory_mb"],
         )
+
+    def leave(self) -> None:
+        """Let the ranks stand by again, and forget what they did."""
+        self._standby.order(self._members, "close_leg")
 
     def hand_over(self) -> Handover:
         from paceline.train.handover import Handover
@@ -166,7 +212,7 @@ class There:
             more=more,
             received=received,
         )
-        self._standby.order(self._members, "close_leg")
+        self.leave()
         return Outcome(summary=answer["summary"], exit_code=answer["exit_code"])
 
     def request_stop(self) -> None:

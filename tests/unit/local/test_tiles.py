@@ -133,7 +133,7 @@ from paceline.schema import Config
 
 layer = torch.nn.Conv2d(64, 64, 3)
 layer(torch.ones(2, 64, 9, 9)).sum().backward()  # oneDNN has now asked for the tiles
-use_safe_instructions(Config())
+use_safe_instructions(Config(), all_numerics=True)
 amx = try_amx()
 try:
     check_bf16()
@@ -184,7 +184,7 @@ from paceline.train.parts import make_parts
 
 instructions.announces_amx = lambda: True
 tiles.correcting_cpuid = instructions.try_amx = None  # neither may be called
-said = instructions.use_safe_instructions(Config())
+said = instructions.use_safe_instructions(Config(), all_numerics=True)
 make_parts(Config())
 assert "PACELINE_AMX is off" in said, said
 assert instruction_limit() == instructions.WITHOUT_AMX

@@ -144,10 +144,32 @@ def test_one_that_fails_costs_its_own_seconds_and_is_not_tried_again() -> None:
 
 
 def test_what_a_trial_shows_of_a_trait_counts_for_all_that_have_it() -> None:
-    machine = Machine({PLAIN: 0.1, LAYOUT: 0.13, SPLIT: 0.08, BOTH: 0.2}, updates=5000).run()
-    both = OPTIONS[3]
-    assert expected(machine.known, both, PLAIN) == pytest.approx(1.3 * 0.8, rel=0.01)
-    assert BOTH not in machine.names
+    legs = [
+        Leg(name=name, best=PLAIN, role=role, first=index, update_seconds=seconds, error=0.01)
+        for index, (name, role, seconds) in enumerate(
+            [(PLAIN, "keep", 0.1), (LAYOUT, "trial", 0.13), (PLAIN, "keep", 0.1),
+             (SPLIT, "trial", 0.08), (PLAIN, "keep", 0.1)]
+        )
+    ]  # fmt: skip
+    known = Knowledge(options=OPTIONS, updates=5000, legs=legs, position=5, ready=2)
+    assert expected(known, OPTIONS[3], PLAIN) == pytest.approx(1.3 * 0.8, rel=0.01)
+    assert next_leg(known).role == "keep"
+
+
+def test_the_first_leg_only_warms_up() -> None:
+    machine = Machine({PLAIN: 0.1, LAYOUT: 0.05, SPLIT: 0.2, BOTH: 0.2}, updates=5000).run()
+    assert [leg.role for leg in machine.known.legs[:3]] == ["first", "keep", "trial"]
+
+
+def test_trials_cost_what_those_before_them_cost() -> None:
+    """One that took a minute to build is not tried again for a gain of seconds."""
+    machine = Machine({PLAIN: 0.1, LAYOUT: 0.2, SPLIT: 0.1, BOTH: 0.1}, updates=5000, setup=0.1)
+    machine.known = dataclasses.replace(machine.known, budget=1.0)
+    while not any(leg.role == "trial" for leg in machine.known.legs):
+        machine.make(next_leg(machine.known))
+    slow = dataclasses.replace(machine.known.legs[-1], setup_seconds=1000.0)
+    known = dataclasses.replace(machine.known, legs=(*machine.known.legs[:-1], slow))
+    assert next_leg(dataclasses.replace(known, ready=0)).role != "trial"
 
 
 def test_a_drift_of_the_machine_is_no_difference() -> None:

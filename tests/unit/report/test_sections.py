@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from written_runs import SLOW, write_run
+from written_runs import SLOW, write_legs, write_run
 
 from paceline.errors import RunDirectoryError
 from paceline.observe.ledger import ledger_of
@@ -270,6 +270,23 @@ def test_races_of_several_hosts_are_shown_together(four: RunData) -> None:
     assert [series.name for series in bars.series] == ["a", "b"]
     assert bars.order[0] == "threads 2, bf16"
     assert len(table.rows) == 6
+
+
+def test_legs_are_a_band_over_time(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "legs")
+    (path / "race.json").unlink()
+    write_legs(path)
+    report = make_report([whole(path)])
+    assert "race" not in [each.key for each in report.sections]
+    shown = section(report, "legs")
+    assert "took 0.9 s and saved 3.0 s" in " ".join(shown.text)
+    band = figure(report, "legs")
+    assert [each.base for each in band.series] == [(1.0,), (1.5,), (3.0,)]
+    assert [each.y for each in band.series] == [(0.4,), (1.2,), (7.5,)]
+    (path / "legs.jsonl").write_text("{")
+    broken = whole(path)
+    assert not broken.legs
+    assert "legs.jsonl could not be read" in broken.problems[0]
 
 
 def test_races_are_read_by_host(tmp_path: Path) -> None:

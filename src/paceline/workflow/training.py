@@ -1,0 +1,229 @@
+"""The chain of stages of one training: on this machine in legs or by a plan, or on hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import RunDirectoryError, UserError, shown
+from paceline.plan import asked_node, asked_plan, refuse_options_without_strategy
+from paceline.run import RunDirectory
+from paceline.schema import Config, Plan, write_json
+from paceline.schema.checkpoint import newest_good
+from paceline.schema.plain import read_json_file
+
+if TYPE_CHECKING:
+    from paceline.schema.hosts import Hosts
+    from paceline.schema.legs import Leg
+    from paceline.train.given import Given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What `train` gives back."""
+
+    run: Path
+    """The run directory."""
+    summary: dict[str, Any]
+    """What run.json holds: loss, accuracy where there are classes, seconds, images per second."""
+    exit_code: int = 0
+
+    @property
+    def accuracy(self) -> float | None:
+        """Test accuracy after the last epoch, 0 to 1; None where there are no classes."""
+        return self.summary.get("test_accuracy")
+
+    def load_model(self, model: Any) -> Any:
+        """Put the trained weights into `model` (a module of the same kind) and return it."""
+        from paceline.models.extra_state import load_model
+
+        model.load_state_dict(load_model(self.run / "checkpoints" / "latest" / "model.safetensors"))
+        return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """How a training is begun."""
+
+    config: Config
+    run: RunDirectory
+    plan: Plan | None = None
+    fixed: bool = False
+    """The plan was asked for by name: nothing else is tried."""
+    given: Given | None = None
+    silent: bool = False
+    again: bool = False
+    say: Callable[[str], None] = print
+    show: Callable[[str], None] = print
+    """Where the lines that ranks of other hosts print go."""
+    hosts: HostsRequest | None = None
+    """Where to train, if not on this machine alone."""
+    verbose: bool = False
+    """Tell of every leg."""
+    script: Sequence[Leg] = ()
+    """The legs of a run that is repeated."""
+    began: float = field(default_factory=time.perf_counter)
+    """When the training was asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostsRequest:
+    """Which machines train, and who starts them."""
+
+    hosts: Hosts
+    engine: str = "auto"
+    """A name of `launch.engines`, with an option as in "torchrun:c10d"."""
+    options: tuple[str, ...] = ()
+    """For sbatch or srun."""
+
+
+def run_training(start: Start) -> Result:
+    """Plan if needed, launch, train, and return what came of it."""
+    try:
+        with start.run.explained():
+            return _run_training(_with_objects(start))
+    except UserError:
+        start.run.discard()
+        raise
+    finally:
+        start.run.unlock()
+
+
+def _with_objects(start: Start) -> Start:
+    """With data of the caller's own opened; what would leave objects behind is refused."""
+    from paceline.train.given import refuse_other_hosts, refuse_other_processes, with_open_data
+
+    if start.given is None:
+        return start
+    if start.hosts is not None:
+        refuse_other_hosts(start.config, start.given)
+    nodes = start.plan.nodes if start.plan is not None else ()
+    for strategy in (start.config.local.strategy, *(node.strategy for node in nodes)):
+        refuse_other_processes(start.config, strategy, start.given)
+    from paceline.train.parts import data_request
+
+    given = with_open_data(start.given, start.config, data_request(start.config))
+    return dataclasses.replace(start, given=given)
+
+
+def _run_training(start: Start) -> Result:
+    from paceline.measure.instructions import use_safe_instructions
+
+    config, run = start.config, start.run
+    plans = [leg.plan for leg in start.script] + ([start.plan] if start.plan else [])
+    rounds = any(plan.precision == "bf16" for plan in plans)
+    if note := use_safe_instructions(config, all_numerics=rounds):
+        start.say(note)
+    if start.hosts is None and (start.script or _finds_out(start)):
+        return _train_in_legs(start)
+    earlier = earlier_seconds(run)
+    if start.hosts is not None:
+        from paceline.commands.spread import train_on_hosts
+
+        code = train_on_hosts(start)
+        result = Result(run=run.path, summary=summary_of(run), exit_code=code)
+    else:
+        result = _train_by(start, start.plan if start.plan is not None else _asked_plan(start))
+    return counted_from_enter(start, result, earlier=earlier)
+
+
+def earlier_seconds(run: RunDirectory) -> float:
+    """What a training that is continued has taken so far."""
+    newest = newest_good(run.checkpoints, lambda text: None)
+    return newest[1].seconds if newest else 0.0
+
+
+def counted_from_enter(start: Start, result: Result, *, earlier: float) -> Result:
+    """With a total that has everything since the training was asked for, and what went before."""
+    if "total_seconds" not in result.summary:
+        return result
+    total = earlier + time.perf_counter() - start.began
+    summary = {**result.summary, "total_seconds": max(total, result.summary["total_seconds"])}
+    with contextlib.suppress(OSError):  # the ranks' own figure stays, which begins later
+        write_json(start.run.summary, summary)
+    return dataclasses.replace(result, summary=summary)
+
+
+def _finds_out(start: Start) -> bool:
+    """Whether the training finds its fastest way while it trains, or has until it was left."""
+    if start.config.local.strategy != "auto":
+        return False
+    return start.plan is None or (start.run.legs.exists() and not start.fixed)
+
+
+def _train_in_legs(start: Start) -> Result:
+    from paceline.workflow.alone import Alone, train_alone
+
+    refuse_options_without_strategy(start.config.local)
+    outcome = train_alone(
+        Alone(
+            config=start.config,
+            run=start.run,
+            given=start.given,
+            goes_on=start.plan,
+            silent=start.silent,
+            verbose=start.verbose,
+            again=start.again,
+            script=start.script,
+            began=start.began,
+        )
+    )
+    return Result(run=start.run.path, summary=outcome.summary, exit_code=outcome.exit_code)
+
+
+def summary_of(run: RunDirectory) -> dict[str, Any]:
+    """What run.json holds; empty before the end of a training."""
+    if not run.summary.exists():
+        return {}
+    try:
+        found = read_json_file(run.summary)
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{run.summary} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise RunDirectoryError(f"{run.summary} is {shown(found)}, not a table of keys")
+    return found
+
+
+def _asked_plan(start: Start) -> Plan:
+    """The plan that the configuration names."""
+    from paceline.local.cores import usable_cores
+
+    own = start.given is not None and start.given.optimizer is not None
+    elementwise = not own and ":" not in start.config.optimizer.name
+    node = asked_node(start.config.local, usable_cores(), elementwise=elementwise)
+    return asked_plan(start.config, node, f"local.strategy = {node.strategy!r} was asked for")
+
+
+def _train_by(start: Start, plan: Plan) -> Result:
+    """By this plan and no other: it is proved, and trains or is refused."""
+    run = start.run
+    if len(plan.nodes) > 1:
+        raise UserError(
+            f"the plan has {len(plan.nodes)} nodes, but only this machine was given: name the hosts"
+            " with --hosts, or leave the plan out to make a new one"
+        )
+    write_json(run.plan, plan)
+    node = plan.nodes[0]
+    if not node.shares_memory:
+        from paceline.train.assemble import Task
+        from paceline.train.loop import train
+        from paceline.train.progress import make_view
+
+        task = Task(
+            config=start.config,
+            plan=plan,
+            run=run,
+            given=start.given,
+            view=make_view(silent=start.silent),
+        )
+        outcome = train(task)
+        return Result(run=run.path, summary=outcome.summary, exit_code=outcome.exit_code)
+    from paceline.launch.local import run_ranks
+
+    code = run_ranks(RunDirectory(run.path.resolve()), node, silent=start.silent)
+    return Result(run=run.path, summary=summary_of(run), exit_code=code)
