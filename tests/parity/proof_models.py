@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 class Chance(nn.Module):
@@ -65,6 +66,21 @@ class Viewing(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.first(images).view(len(images), -1))
+
+
+class RunAgain(nn.Module):
+    """A layer that runs again under the backward pass, twice: more than DDP can follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 16), nn.Linear(16, 16)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(images.flatten(1)))
+        for _ in range(2):
+            hidden = torch.tanh(checkpoint(self.second, hidden, use_reentrant=True))
+        return self.head(hidden)
 
 
 def plain() -> nn.Module:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import datetime
+import gc
 import itertools
 import threading
 from collections.abc import Callable
@@ -28,14 +29,14 @@ from torch._C._distributed_c10d import HashStore
 
 from paceline.cost.split import Division, LinearLayer, Placed, arrange, step_bytes
 from paceline.data.sampler import apportion
-from paceline.errors import UnsupportedError
+from paceline.errors import UnsupportedError, WorkerError
 from paceline.exchange.allreduce import AllReduce
 from paceline.exchange.base import Setting
 from paceline.exchange.chains import find_chains
 from paceline.exchange.network import Network
 from paceline.exchange.partition import Partition
 from paceline.exchange.split_linear import SplitLinear
-from paceline.exchange.splittable import Trial
+from paceline.exchange.splittable import Trial, look_at
 from paceline.local.base import Job
 from paceline.local.single import Threads
 from paceline.schema import ExchangeSettings, NodePlan
@@ -382,6 +383,117 @@ def test_a_layer_that_something_else_knows_is_refused(kind: str) -> None:
     words = "because it has a forward hook" if kind == "hook" else "uses its weights outside"
     with pytest.raises(UnsupportedError, match=f"the layer 'head' .*{words}"):
         on_nodes(2, work)
+
+
+def refusal(work: Callable[[Network], None]) -> str:
+    """What one of two nodes says, which then leaves the other alone."""
+
+    def said(network: Network) -> str:
+        try:
+            work(network)
+        except UnsupportedError as error:
+            return str(error)
+        except WorkerError:
+            return ""  # lost the other one
+        return "nothing"
+
+    found = on_nodes(2, said)
+    gc.collect()  # what failed holds on to its network
+    return max(found, key=len)
+
+
+class TakesTurns(nn.Module):
+    """Two layers of one shape, whose order the first sample decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(192, 192)
+        self.second = nn.Linear(192, 192)
+        self.skips = False
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if float(images[0].sum()) > 0:
+            return self.second(torch.tanh(self.first(images.flatten(1))))
+        if self.skips:
+            return self.first(images.flatten(1))
+        return self.first(torch.tanh(self.second(images.flatten(1))))
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_nodes_that_call_other_layers_are_refused_and_not_mixed_up(skips: bool) -> None:
+    """As stochastic depth does, and experts: what is sent for one layer would be another's."""
+    layers = ("first", "second")
+
+    def build() -> nn.Module:
+        model = TakesTurns()
+        model.skips = skips
+        return model
+
+    def work(network: Network) -> None:
+        images = torch.full((8, 3, 8, 8), 1.0 if network.rank == 0 else -1.0)
+        targets = torch.zeros(8, dtype=torch.int64)
+        trial = Trial(
+            inputs=torch.ones(2, 3, 8, 8), targets=targets[:2], loss=nn.functional.cross_entropy
+        )
+        partition = Partition(network, layers, (1.0, 1.0), 16, look_at(build(), trial))
+        job = make_job(Case(layers=layers), network)
+        job = dataclasses.replace(job, build_model=build, partition=partition)
+        Threads(job).update(images, targets, 16, 0)
+
+    words = "does not call second" if skips else "calls second where first was due"
+    assert f"the model {words} in this update: layers that are left out" in refusal(work)
+
+
+class TwoOutputs(Small):
+    """Scores, and the length of a weight, which a node without samples must not add again."""
+
+    def forward(self, images: torch.Tensor) -> Any:
+        return super().forward(images), self.features[0].weight.square().sum()
+
+
+def test_a_node_without_samples_adds_nothing_to_outputs_of_any_structure() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = TwoOutputs()
+
+    def loss(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs[0], targets) + 0.1 * outputs[1]
+
+    def work(network: Network | None) -> dict[str, torch.Tensor]:
+        case = Case(shares=(1.0, 0.0))
+        job = dataclasses.replace(
+            make_job(case, network), build_model=lambda: copy.deepcopy(model), loss=loss
+        )
+        strategy = Threads(job)
+        run_steps(strategy, case, network, range(3))
+        return flat_state(strategy)
+
+    expected = work(None)
+    assert_same(on_nodes(2, work)[0], expected)
+
+
+class Viewing(Small):
+    """Cannot compute a batch of 0 samples, as many a model."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        hidden = self.features(images)
+        return self.head(torch.relu(self.classifier(hidden.view(hidden.shape[0], -1))))
+
+
+def test_a_model_that_cannot_compute_0_samples_is_refused_where_a_node_may_have_none() -> None:
+    inputs, targets = batches()[0]
+    trial = Trial(inputs=inputs[:2], targets=targets[:2], loss=nn.functional.cross_entropy)
+    assert not look_at(Viewing(), trial).obstacles
+    told = look_at(Viewing(), dataclasses.replace(trial, without_samples=True)).obstacles["head"]
+    assert told.startswith("the model could not be tried on 0 samples (RuntimeError: cannot resh")
+    assert not look_at(Small(), dataclasses.replace(trial, without_samples=True)).obstacles
+
+    def work(network: Network) -> None:
+        case = Case(shares=(1.0, 0.0))
+        job = dataclasses.replace(make_job(case, network), build_model=Viewing)
+        run_steps(Threads(job), case, network, range(1))
+
+    assert "the model cannot compute 0 samples (RuntimeError: cannot reshape" in refusal(work)
 
 
 # --- whole runs -----------------------------------------------------------------

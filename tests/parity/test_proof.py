@@ -55,6 +55,13 @@ TWO_RANKS = [
     Claim(node=PROCESSES, model="Parameters", changes=(*SGD, "optimizer.weight_decay=0.1")),
     Claim(node=DDP, changes=ADAM),
     Claim(node=DDP, loss="weighted", changes=SGD, said=NOT_A_MEAN),
+    Claim(
+        node=DDP,
+        model="RunAgain",
+        changes=SGD,
+        said=("fails in two updates on a copy (RuntimeError", "use local.sync = 'shared'"),
+    ),
+    Claim(node=PROCESSES, model="RunAgain", changes=SGD),
     *claims(PIPELINE),
     Claim(node=PIPELINE, model="Chance", changes=SGD),
 ]

@@ -38,7 +38,7 @@ def partitioned(config: Config, plan: Plan, parts: Parts | None = None) -> Plan:
     opened = parts or make_parts(config)
     try:
         model = opened.build_model()
-        seen = look_at(model, opened.trial())
+        seen = look_at(model, opened.trial(plan, model))
         chains = find_chains(model, seen=seen)
     finally:
         if parts is None:

@@ -49,6 +49,10 @@ class Partition:
         self._batch_size = batch_size
         self._seen = seen
         self._layers: dict[str, SplitLinear] = {}
+        self._order: list[str] = []
+        """The split layers as every update must call them; empty where nobody has tried."""
+        self._calls: int | None = 0
+        """Those that this update has called; None once its forward pass is over."""
 
     def place(self, model: nn.Module) -> None:
         """Replace the layers of the plan by their parts, in place."""
@@ -69,6 +73,7 @@ class Partition:
             for placed in arrange(chain, division, split=names):
                 if placed.way != "batch":
                     self._replace(model, placed)
+        self._order = [name for name in seen.order or () if name in self._layers]
 
     def _refusal(self, name: str, why: str, chains: Sequence[Chain]) -> str:
         if why:
@@ -115,8 +120,36 @@ class Partition:
         """An update of `count` samples here and `total` on all nodes, in parts of `least` or 0."""
         for layer in self._layers.values():
             layer.forget()
+        self._calls = 0
         self.counts = apportion(total, self._shares, least)
         assert self.counts[self.network.rank] == count, "all nodes divide a batch alike"
+
+    def called(self, name: str) -> None:
+        """A split layer is about to send: all nodes call the same layers in the same order.
+
+        Else what one node sends for a layer would be taken for another's. A forward pass that is
+        run again under the backward one (checkpointing) is the same on every node.
+        """
+        if self._calls is None or not self._order:
+            return
+        due = self._order[self._calls] if self._calls < len(self._order) else "none"
+        if name != due:
+            raise UnsupportedError(self._other_order(f"calls {name} where {due} was due"))
+        self._calls += 1
+
+    def forward_is_over(self) -> None:
+        """Every split layer must have been called by now."""
+        if self._order and self._calls is not None and self._calls < len(self._order):
+            left_out = self._order[self._calls]
+            raise UnsupportedError(self._other_order(f"does not call {left_out}"))
+        self._calls = None
+
+    def _other_order(self, what: str) -> str:
+        return (
+            f"the model {what} in this update: layers that are left out by chance or by what the"
+            " samples are cannot be split over nodes, because every node must call them alike;"
+            " use exchange.partition = 'none'"
+        )
 
     def reshare(self, shares: Sequence[float]) -> None:
         """Divide batches like this from now on; features stay where they are."""

@@ -125,6 +125,7 @@ class SplitLinear(nn.Module):
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         if self._whole and not self.training:
             return F.linear(values, self._whole["weight"], self._whole.get("bias"))
+        self._partition.called(self.placed.name)
         counts = self._partition.counts
         own, everyone = counts[self._partition.moves.rank], sum(counts)
         entered = own if self.placed.enter == "batch" else everyone

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._pytree import tree_leaves
 
 from paceline.cost.model import TRANSPARENT
 from paceline.errors import UnsupportedError
@@ -55,6 +56,8 @@ class Trial:
     inputs: torch.Tensor
     targets: torch.Tensor
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    without_samples: bool = False
+    """Whether a node may get none of a batch's samples, and runs the model all the same."""
 
 
 @dataclass(kw_only=True)
@@ -65,6 +68,8 @@ class Seen:
     """Every linear layer that must stay whole, and why."""
     rows: dict[str, int] | None = None
     """Rows per sample of every linear layer that can be split; None without a trial."""
+    order: tuple[str, ...] | None = None
+    """The linear layers in the order in which an update calls them; None without a trial."""
     apart: set[str] = field(default_factory=set)
     """Containers whose layers the model calls one by one, and not the container as a whole."""
 
@@ -168,14 +173,18 @@ def _try(model: nn.Module, trial: Trial, seen: Seen) -> None:
     watch = _Watch(model, seen.obstacles)
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    failure = ""
+    failure, count = "", len(trial.inputs)
     try:
         with torch.random.fork_rng(devices=[]), watch.watching(), torch.enable_grad():
+            torch.default_generator.manual_seed(0)  # every node sees the same
             loss = trial.loss(model.train()(trial.inputs), trial.targets)
             watch.trains = False
             loss.backward()  # type: ignore[no-untyped-call]
             with torch.no_grad():
                 model.eval()(trial.inputs)
+            if trial.without_samples:
+                count = 0
+                backward_of_none(model.train()(trial.inputs[:0]))
     except Exception as error:  # of the user's own code, whatever it may be
         lines = str(error).strip().splitlines()
         failure = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
@@ -187,21 +196,30 @@ def _try(model: nn.Module, trial: Trial, seen: Seen) -> None:
                 buffer.copy_(before)
         model.zero_grad(set_to_none=True)
     seen.rows = {}
-    count = len(trial.inputs)
     for name in watch.layers:
         calls = watch.calls.get(name, [])
         why = watch.reads.get(name, "")
         if failure:
             why = f"the model could not be tried on {count} samples ({failure})"
+            why += "" if count else ", and a node may get none of a batch"
         elif not why and len(calls) != 1:
             why = f"the model calls it {len(calls)} times in a forward pass"
-        elif not why and (len(calls[0]) < 2 or calls[0][0] != count):
-            why = f"its input {list(calls[0])} has not the batch of {count} as first dimension"
+        elif not why and (len(calls[0]) < 2 or calls[0][0] != len(trial.inputs)):
+            batch = len(trial.inputs)
+            why = f"its input {list(calls[0])} has not the batch of {batch} as first dimension"
         if why:
             seen.obstacles[name] = why
         else:
             seen.rows[name] = torch.Size(calls[0][1:-1]).numel()
     seen.apart = watch.apart
+    seen.order = tuple(watch.calls)
+
+
+def backward_of_none(outputs: Any) -> None:
+    """The backward pass of a node without samples: through all layers, and it adds nothing."""
+    given = [one for one in tree_leaves(outputs) if isinstance(one, torch.Tensor)]
+    given = [one for one in given if one.requires_grad]
+    torch.autograd.backward(given, [torch.zeros_like(one) for one in given])
 
 
 class _Watch(TorchFunctionMode):

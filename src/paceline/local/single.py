@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import nn
 
+from paceline.errors import PacelineError, UnsupportedError
+from paceline.exchange.splittable import backward_of_none
 from paceline.local.base import (
     Job,
+    Loss,
     StepResult,
     autocast,
     gradients,
@@ -30,6 +35,7 @@ class Threads(WholeOptimizer):
         self._model = prepare_model(job)
         if job.partition is not None:
             job.partition.place(self._model)
+            self.job = dataclasses.replace(job, loss=_after_forward(job))
         self._forward: nn.Module = _compiled(self._model) if job.compile else self._model
         if job.exchange is not None:
             self._forward = job.exchange.wrap(self._forward)
@@ -51,9 +57,21 @@ class Threads(WholeOptimizer):
     def _features_only(self, inputs: torch.Tensor, step: int) -> StepResult:
         """A node without samples of its own computes its features of everyone's."""
         seed_step(self.job.seed, step, self.job.first_worker + self.worker)
-        with autocast(self.job):
-            outputs = self._forward(layout(self.job, inputs))
-        outputs.sum().backward()
+        assert self.job.partition is not None
+        try:
+            with autocast(self.job):
+                outputs = self._forward(layout(self.job, inputs))
+            self.job.partition.forward_is_over()
+            backward_of_none(outputs)
+        except (PacelineError, MemoryError):
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise UnsupportedError(
+                f"the model cannot compute 0 samples ({reason}), and this node has none of this"
+                " batch: use exchange.partition = 'none', or a workload.batch_size that leaves no"
+                " node without samples, the last batch of an epoch included"
+            ) from error
         self._apply()
         return StepResult(loss_sum=0.0, correct=0, samples=0)
 
@@ -76,6 +94,18 @@ class Sequential(Threads):
 
     name = "sequential"
     summary = "one process, one thread"
+
+
+def _after_forward(job: Job) -> Loss:
+    """The loss, after which no split layer may be left that this update has not called."""
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        value = job.loss(outputs, targets)
+        if torch.is_grad_enabled() and job.partition is not None:
+            job.partition.forward_is_over()
+        return value
+
+    return loss
 
 
 def _compiled(model: nn.Module) -> nn.Module:

@@ -184,13 +184,14 @@ def make_partition(task: Task, parts: Parts) -> Partition | None:
         raise UnsupportedError(
             f"{what} needs whole weights on every node: use exchange.partition = 'none'"
         )
+    # A model of its own: the one that is trained must not have been run before.
+    tried = parts.build_model()
     return Partition(
         task.network,
         plan.feature_layers,
         [node.share for node in plan.nodes],
         plan.batch_size,
-        # A model of its own: the one that is trained must not have been run before.
-        look_at(parts.build_model(), parts.trial()),
+        look_at(tried, parts.trial(plan, tried)),
     )
 
 

@@ -14,14 +14,15 @@ from torch import nn
 from paceline import data, models
 from paceline.config.environment import amx_allowed, cache_root, data_root
 from paceline.data.base import DataRequest, Dataset
+from paceline.data.sampler import apportion
 from paceline.errors import ConfigError, DataError, ModelError, PacelineError, UserError
 from paceline.exchange.splittable import SAMPLES, Trial
-from paceline.local.base import Loss, OptimizerFactory
+from paceline.local.base import Loss, OptimizerFactory, least_part
 from paceline.local.cores import usable_cores
 from paceline.local.tiles import describe_tiles
 from paceline.models.factory import call_factory, initialise_lazy
 from paceline.references import is_reference, resolve, resolve_factory
-from paceline.schema import Config
+from paceline.schema import Config, Plan
 from paceline.train.given import Given, with_open_data
 from paceline.train.optimizers import is_elementwise, optimizer_factory
 
@@ -38,11 +39,15 @@ class Parts:
     build_optimizer: OptimizerFactory
     elementwise: bool
 
-    def trial(self) -> Trial:
+    def trial(self, plan: Plan, model: nn.Module) -> Trial:
         """A few samples and the loss, to see what a model does with its layers."""
+        shares, samples = [node.share for node in plan.nodes], len(self.dataset.train)
+        whole = min(plan.batch_size, samples)
+        batches = [size for size in (whole, samples % whole) if size]
+        empty = any(0 in apportion(size, shares, least_part(model)) for size in batches)
         count = min(SAMPLES, len(self.dataset.train))
         inputs, targets = self.dataset.train.fetch(np.arange(count), epoch=0, augment=False)
-        return Trial(inputs=inputs, targets=targets, loss=self.loss)
+        return Trial(inputs=inputs, targets=targets, loss=self.loss, without_samples=empty)
 
 
 def make_parts(config: Config, given: Given | None = None) -> Parts:

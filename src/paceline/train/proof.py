@@ -31,6 +31,7 @@ from paceline.local.memory import give_back_memory
 from paceline.local.still import chance_kept, still
 from paceline.observe.recorder import Recorder
 from paceline.schema.proof import Proof
+from paceline.schema.support import DDP, strategy_name
 from paceline.train.assemble import (
     Task,
     beginning_of,
@@ -156,7 +157,7 @@ def _on_a_copy(
         text = str(error).strip().split("\n")[0]
         reason = (
             f"{name_of(task.plan)} fails in two updates on a copy ({type(error).__name__}: {text});"
-            f" {remedy_for(task)}"
+            f" {_remedy_for_failure(task)}"
         )
         record(task, dataclasses.replace(proof, key="", reason=reason, cause="plan"))
         raise ProofError(reason) from error
@@ -170,6 +171,12 @@ def _on_a_copy(
     if task.arena is not None:
         task.arena.clear()
     give_back_memory()
+
+
+def _remedy_for_failure(task: Task) -> str:
+    if any(strategy_name(node) == DDP for node in task.plan.nodes):
+        return "use local.sync = 'shared', which asks less of a model than DistributedDataParallel"
+    return remedy_for(task)
 
 
 def _plainly(task: Task, parts: Parts) -> Plainly:
