@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import nn
 
@@ -14,6 +16,7 @@ from paceline.local.base import (
     prepare_model,
     seed_step,
 )
+from paceline.local.batch_norm import whole_batch
 from paceline.local.cores import set_threads
 from paceline.local.whole import WholeOptimizer
 
@@ -34,6 +37,7 @@ class Threads(WholeOptimizer):
         if job.exchange is not None:
             self._forward = job.exchange.wrap(self._forward)
         self._optimize(self._model)
+        self._whole = whole_batch(job, self._model)
 
     def update(
         self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
@@ -43,7 +47,7 @@ class Threads(WholeOptimizer):
             if len(targets) == 0:
                 return self._features_only(inputs, step)
         result = gradients(
-            self.job, self._forward, inputs, targets, total, step, worker=self.worker
+            self.job, self._forward, inputs, targets, total, step, self.worker, self._whole
         )
         self._apply()
         return result
@@ -51,9 +55,11 @@ class Threads(WholeOptimizer):
     def _features_only(self, inputs: torch.Tensor, step: int) -> StepResult:
         """A node without samples of its own computes its features of everyone's."""
         seed_step(self.job.seed, step, self.job.first_worker + self.worker)
-        with autocast(self.job):
-            outputs = self._forward(layout(self.job, inputs))
-        outputs.sum().backward()
+        whole = self._whole
+        with contextlib.nullcontext() if whole is None else whole.update(self._model):
+            with autocast(self.job):
+                outputs = self._forward(layout(self.job, inputs))
+            outputs.sum().backward()
         self._apply()
         return StepResult(loss_sum=0.0, correct=0, samples=0)
 
