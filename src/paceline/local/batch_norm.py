@@ -73,6 +73,15 @@ def refuse_own_forward(model: nn.Module) -> None:
             )
 
 
+def refuse_without_sums(model: nn.Module) -> None:
+    """Of an exchange in which nodes cannot add up statistics (parameter servers)."""
+    if batch_norms(model):
+        raise StrategyError(
+            "BatchNorm normalises by the whole batch, but this exchange between hosts adds up no"
+            f" statistics: use exchange.kind = 'allreduce', {ALLOW}"
+        )
+
+
 def _is_known(layer: _BatchNorm) -> bool:
     forward = getattr(layer.forward, "__func__", None)
     return forward in (_BatchNorm.forward, SyncBatchNorm.forward)
@@ -104,10 +113,7 @@ def whole_batch(
             f" hosts or ranks: leave it out, {ALLOW}"
         )
     if job.nodes > 1 and job.context.is_leader and job.node_sums is None:
-        raise StrategyError(
-            "BatchNorm normalises by the whole batch, but this exchange between hosts adds up no"
-            f" statistics: use exchange.kind = 'allreduce', {ALLOW}"
-        )
+        refuse_without_sums(model)
     if len(group) == job.context.local_size == 1:
         parts: PartSums = NodesOnly(job.node_sums)
         if replicas > 1:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.errors import StrategyError
 from paceline.local.base import Job, StepResult, gradients, prepare_model
 from paceline.local.batch_norm import whole_batch
 from paceline.local.cores import set_threads
@@ -34,6 +35,11 @@ class DistributedProcesses(WorkerPerRank, WholeOptimizer):
         init_gloo(job)
         self._model = prepare_model(job)
         self._hooks = GradientHooks(dict(self._model.named_parameters()))
+        if any(isinstance(layer, nn.SyncBatchNorm) for layer in self._model.modules()):
+            raise StrategyError(
+                "torch's DistributedDataParallel takes no SyncBatchNorm on the CPU: set local.sync ="
+                " 'shared', or use BatchNorm, whose statistics are those of the whole batch too"
+            )
         # A parameter may take no part in an update, here or on every rank.
         self._parallel = DistributedDataParallel(_Part(self._model), find_unused_parameters=True)
         # The parts are weighted with their samples already: the sum is the mean.

@@ -36,6 +36,7 @@ def make_ground(
         inputs=inputs,
         targets=targets,
         clip_norm=config.optimizer.clip_norm,
+        local_batch_norm="local_batch_norm" in config.numerics.allow,
         seed=config.seed,
         device=choose_device(config.train.device, 0),
         compile=config.numerics.compile,

@@ -52,6 +52,7 @@ class TrialGround:
     seed: int
     device: torch.device
     compile: bool = False
+    local_batch_norm: bool = False
     board: Board | None = None
     arena: Arena | None = None
     cores: tuple[int, ...] = dataclasses.field(default_factory=visible_cores)
@@ -114,6 +115,7 @@ class TrialGround:
             batch_size=len(self.targets),
             board=board,
             arena=self.arena if board else None,
+            local_batch_norm=self.local_batch_norm,
         )
 
     def part(self, strategy: LocalStrategy) -> tuple[torch.Tensor, torch.Tensor]:

@@ -27,6 +27,7 @@ from paceline import exchange, local
 from paceline.data.sampler import apportion
 from paceline.errors import PacelineError, ProofError
 from paceline.local.base import Job, LocalStrategy
+from paceline.local.batch_norm import refuse_without_sums
 from paceline.local.memory import give_back_memory
 from paceline.local.still import chance_kept, still
 from paceline.observe.recorder import Recorder
@@ -34,6 +35,7 @@ from paceline.schema.proof import Proof
 from paceline.train.assemble import (
     Task,
     beginning_of,
+    has_local_batch_norm,
     make_job,
     make_whole,
     whole_optimizer_state,
@@ -178,6 +180,7 @@ def _plainly(task: Task, parts: Parts) -> Plainly:
         parts=parts,
         precision=task.plan.precision,
         device=choose_device(task.config.train.device, task.context.local_rank),
+        local_batch_norm=has_local_batch_norm(task.config, task.plan),
     )
 
 
@@ -247,6 +250,8 @@ def _prove_division(task: Task, parts: Parts) -> None:
     """
     started = time.perf_counter()
     first = task.context.is_first
+    if not has_local_batch_norm(task.config, task.plan):
+        refuse_without_sums(parts.build_model())
     key = proof_key(task, parts)
     if known(task, key) is not None:
         return
