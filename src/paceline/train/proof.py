@@ -16,7 +16,7 @@ import dataclasses
 import gc
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from paceline import exchange, local
 from paceline.data.sampler import apportion
 from paceline.errors import PacelineError, ProofError
 from paceline.local.base import Job, LocalStrategy
-from paceline.local.batch_norm import refuse_without_sums
+from paceline.local.batch_norm import batch_norms, refuse_without_sums
 from paceline.local.memory import give_back_memory
 from paceline.local.still import chance_kept, still
 from paceline.observe.recorder import Recorder
@@ -59,7 +59,7 @@ def prove(task: Task, parts: Parts, recorder: Recorder) -> None:
     kind = provable(task)
     if kind == "nothing":
         return
-    parts = _with_one_start(parts)
+    parts = dataclasses.replace(parts, build_model=_OneStart(parts.build_model))
     with recorder.span("proof"), chance_kept():
         if kind == "division":
             _prove_division(task, parts)
@@ -67,19 +67,36 @@ def prove(task: Task, parts: Parts, recorder: Recorder) -> None:
             _prove_plan(task, parts)
 
 
-def _with_one_start(parts: Parts) -> Parts:
+class _OneStart:
     """Every model begins with the weights of the first one built: not every model is seeded."""
-    start: dict[str, Any] = {}
 
-    def build() -> nn.Module:
-        model = parts.build_model()
-        if start:
-            model.load_state_dict(start)
+    def __init__(self, build: Callable[[], nn.Module]) -> None:
+        self._build = build
+        self._start: dict[str, Any] = {}
+        self._seen: nn.Module | None = None
+
+    def __call__(self) -> nn.Module:
+        model = self._build() if self._seen is None else self._seen
+        self._seen = None
+        if self._start:
+            model.load_state_dict(self._start)
         else:
-            start.update(copy.deepcopy(model.state_dict()))
+            self._start.update(copy.deepcopy(model.state_dict()))
         return model
 
-    return dataclasses.replace(parts, build_model=build)
+    def look(self) -> nn.Module:
+        """The model that the next call gives."""
+        if self._seen is None:
+            self._seen = self()
+        return self._seen
+
+
+def _sizes(task: Task, parts: Parts) -> tuple[int, int]:
+    """Samples of the two updates, which depend on what the model does with a batch."""
+    assert isinstance(parts.build_model, _OneStart)
+    whole = not has_local_batch_norm(task.config, task.plan)
+    normalised = whole and bool(batch_norms(parts.build_model.look()))
+    return update_sizes(task.plan, len(parts.dataset.train), normalised=normalised)
 
 
 def provable(task: Task) -> str:
@@ -104,20 +121,21 @@ def _prove_plan(task: Task, parts: Parts) -> None:
     first = task.context.is_first
     team = make_team(task)
     team.enter("proof", 0)
-    sizes = update_sizes(task.plan, len(parts.dataset.train))
     key = proof_key(task, parts) if first else ""
     kept = known(task, key)
-    order = {"known": kept is not None, "rate": 1.0}
+    order: dict[str, Any] = {"known": kept is not None, "rate": 1.0, "sizes": []}
     expected: Trained | None = None
     plainly = _plainly(task, parts)
     if kept is not None:
         record(task, kept)
     elif first:
-        expected = plainly.train(read_samples(task, parts, sizes))
+        order["sizes"] = _sizes(task, parts)
+        expected = plainly.train(read_samples(task, parts, order["sizes"]))
         order["rate"] = expected.rate
     order = json.loads(_from_first(task, json.dumps(order)))
     if order["known"]:
         return
+    sizes = tuple(order["sizes"])
     batches = read_samples(task, parts, sizes)
     proof = Proof(key=key, samples=sizes, tolerance=TOLERANCE[task.plan.precision])
     with _on_a_copy(task, parts, sizes[0], proof) as (job, strategy):
@@ -251,11 +269,12 @@ def _prove_division(task: Task, parts: Parts) -> None:
     started = time.perf_counter()
     first = task.context.is_first
     if not has_local_batch_norm(task.config, task.plan):
-        refuse_without_sums(parts.build_model())
+        assert isinstance(parts.build_model, _OneStart)
+        refuse_without_sums(parts.build_model.look())
     key = proof_key(task, parts)
     if known(task, key) is not None:
         return
-    sizes = update_sizes(task.plan, len(parts.dataset.train))
+    sizes = _sizes(task, parts)
     batches, plainly = read_samples(task, parts, sizes), _plainly(task, parts)
     expected = plainly.train(batches)
     divided = plainly.run(batches, expected.rate, divide=partial(division, task.plan))

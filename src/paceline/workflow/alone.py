@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.config.environment import cache_root
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, StrategyError
 from paceline.plan.hopes import options, plan_of
 from paceline.plan.pilot import Option, learned
 from paceline.run import RunDirectory
@@ -85,7 +85,7 @@ def _train(asked: Alone, home: Home) -> Outcome:
     runner = Here(home, plans[begins])
     home.recorder.ready()
     write_json(home.run.plan, plans[begins])
-    if looks_across_samples(runner.model):
+    if not can_divide(asked.config, runner.model):
         every = _options(asked, home, lesson, divisible=False)
     training = LegTraining(
         LegsRequest(
@@ -122,11 +122,17 @@ def _options(
     )
 
 
-def looks_across_samples(model: nn.Module) -> bool:
-    """Whether a layer normalises over the samples of a batch, which must then stay whole."""
-    from torch.nn.modules.batchnorm import _BatchNorm
+def can_divide(config: Config, model: nn.Module) -> bool:
+    """Whether parts of a batch can have the statistics of all, or need not have them."""
+    from paceline.local.batch_norm import refuse_own_forward
 
-    return any(isinstance(layer, _BatchNorm) for layer in model.modules())
+    if "local_batch_norm" in config.numerics.allow:
+        return True
+    try:
+        refuse_own_forward(model)
+    except StrategyError:
+        return False
+    return True
 
 
 def _no_plan(config: Config) -> Plan:
