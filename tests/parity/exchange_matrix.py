@@ -62,8 +62,8 @@ NORMALISED: dict[str, list[tuple[str, str, tuple[float, ...]]]] = {
         ("allreduce", "sgd, momentum", (1, 1, 1, 1)),
     ],
 }
-"""By backend: exchange, optimizer and shares of a model with BatchNorm, whose statistics nodes add up
-in the middle of every pass."""
+"""By backend: exchange, optimizer and shares of a model with BatchNorm, whose statistics nodes add
+up in the middle of every pass."""
 _OWN = Path(__file__).with_name("own_models.py")
 
 

@@ -91,8 +91,8 @@ def test_two_stages(tmp_path: Path) -> None:
     for weights, expected in zip(precise, found[count + len(BF16) :], strict=False):
         parameters = {n: t for n, t in expected.items() if "|" not in n}
         assert_same({n: weights[n] for n in parameters}, parameters, rtol=0.01, atol=5e-3)
-    # Where that is allowed, every micro-batch has BatchNorm statistics of its own, so the running ones move four
-    # times an update; those of both stages reach the rank that saves them.
+    # Where that is allowed, every micro-batch has BatchNorm statistics of its own, so the running
+    # ones move four times an update; those of both stages reach the rank that saves them.
     resnet = found[-1]
     assert int(resnet["bn1.num_batches_tracked"]) == 4 * len(RESNET.sizes)
     assert int(resnet["layer4.1.bn2.num_batches_tracked"]) == 4 * len(RESNET.sizes)

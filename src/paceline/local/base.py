@@ -84,6 +84,8 @@ class Job:
     """BatchNorm may normalise every part of a batch by itself."""
     still: bool = False
     """Without chance: to be held against another training."""
+    settled: bool = False
+    """BatchNorm uses the statistics that it has, not those of a batch (see `settle`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +242,7 @@ def prepare_model(job: Job) -> nn.Module:
         refuse_shared_memory(model, "numerics.memory_format = 'channels_last'")
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.train()
-    if job.still and job.local_batch_norm:
+    if job.settled:
         settle(model)
     return model
 

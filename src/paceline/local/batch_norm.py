@@ -69,7 +69,8 @@ def refuse_own_forward(model: nn.Module) -> None:
         if isinstance(layer, _BatchNorm) and not _is_known(layer):
             raise StrategyError(
                 f"{name} ({type(layer).__name__}) is a BatchNorm with a forward of its own, which"
-                f" would see parts of a batch: use local.strategy = 'threads' on one machine, {ALLOW}"
+                " would see parts of a batch: use local.strategy = 'threads' on one machine,"
+                f" {ALLOW}"
             )
 
 
@@ -91,7 +92,7 @@ def use_plain_synchronised(model: nn.Module) -> None:
     """Let a SyncBatchNorm compute on the CPU, where its own code refuses, as a BatchNorm does."""
     for layer in model.modules():
         if type(layer) is SyncBatchNorm:
-            layer.forward = _BatchNorm.forward.__get__(layer)
+            vars(layer)["forward"] = _BatchNorm.forward.__get__(layer)
 
 
 def whole_batch(
@@ -197,7 +198,7 @@ class _Answering(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         known = (given["weight"], given["running_mean"])
         number = next((self._numbers[id(t)] for t in known if id(t) in self._numbers), 0)
-        return _WholeBatchNorm.apply(
+        return _WholeBatchNorm.apply(  # type: ignore[no-untyped-call]
             given["input"],
             given["weight"],
             given["bias"],
@@ -297,9 +298,7 @@ def _sums_of(inputs: torch.Tensor) -> torch.Tensor:
     kept = torch.zeros(channels, dtype=_wide(inputs.dtype), device=inputs.device)
     found = torch.batch_norm_update_stats(inputs.detach(), kept, kept.clone(), 0.0)
     mean, variance = (each.double().cpu() for each in found)
-    return torch.cat(
-        [mean.new_full((1,), count), count * mean, count * (variance + mean * mean)]
-    )
+    return torch.cat([mean.new_full((1,), count), count * mean, count * (variance + mean * mean)])
 
 
 def _track(running: torch.Tensor | None, found: torch.Tensor, momentum: float) -> None:

@@ -61,9 +61,9 @@ class Board:
         self._memory = mmap.mmap(descriptor, size)
         integers = _HEADER + ranks * _COLUMNS
         self._header = np.frombuffer(self._memory, np.int64, _HEADER)
-        self._rows = np.frombuffer(
-            self._memory, np.int64, ranks * _COLUMNS, _HEADER * 8
-        ).reshape(ranks, _COLUMNS)
+        self._rows = np.frombuffer(self._memory, np.int64, ranks * _COLUMNS, _HEADER * 8).reshape(
+            ranks, _COLUMNS
+        )
         self._slots = np.frombuffer(self._memory, np.float64, ranks * _SLOTS, integers * 8).reshape(
             ranks, _SLOTS
         )

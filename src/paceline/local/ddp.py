@@ -37,8 +37,8 @@ class DistributedProcesses(WorkerPerRank, WholeOptimizer):
         self._hooks = GradientHooks(dict(self._model.named_parameters()))
         if any(isinstance(layer, nn.SyncBatchNorm) for layer in self._model.modules()):
             raise StrategyError(
-                "torch's DistributedDataParallel takes no SyncBatchNorm on the CPU: set local.sync ="
-                " 'shared', or use BatchNorm, whose statistics are those of the whole batch too"
+                "torch's DistributedDataParallel takes no SyncBatchNorm on the CPU: set local.sync"
+                " = 'shared', or use BatchNorm, whose statistics are those of the whole batch too"
             )
         # A parameter may take no part in an update, here or on every rank.
         self._parallel = DistributedDataParallel(_Part(self._model), find_unused_parameters=True)

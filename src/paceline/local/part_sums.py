@@ -239,6 +239,6 @@ class LeftAloneError(WorkerError):
 
 def shared_capacity(layers: Sequence[Any]) -> int:
     """Room for the longest vector that some BatchNorm layers ask for."""
-    widest = max((layer.num_features for layer in layers), default=1)
-    rest = sum(2 * layer.num_features + 1 for layer in layers)
+    widest: int = max((layer.num_features for layer in layers), default=1)
+    rest: int = sum(2 * layer.num_features + 1 for layer in layers)
     return max(1 + 2 * widest, 1 + rest)

@@ -44,12 +44,19 @@ from paceline.train.compare import TOLERANCE, compare
 from paceline.train.device import choose_device
 from paceline.train.parts import Parts
 from paceline.train.proof_record import known, proof_key, record
-from paceline.train.proof_samples import division, read_samples, update_sizes
+from paceline.train.proof_samples import (
+    division,
+    normalised_size,
+    read_samples,
+    update_sizes,
+)
 from paceline.train.reference import Plainly, Samples, Trained, tensors_of
 from paceline.train.serving import make_team
 from paceline.train.shares import worker_shares
 from paceline.train.verdict import judged, name_of, remedy_for
 
+RUNNING = ("running_mean", "running_var", "num_batches_tracked")
+"""What normalising layers keep of the batches that they have seen."""
 NUDGES = 2
 """Plain trainings from slightly other weights, where a difference may be their noise."""
 
@@ -91,12 +98,11 @@ class _OneStart:
         return self._seen
 
 
-def _sizes(task: Task, parts: Parts) -> tuple[int, int]:
-    """Samples of the two updates, which depend on what the model does with a batch."""
+def _normalises(task: Task, parts: Parts) -> bool:
+    """Whether the model has a BatchNorm, which must see whole batches."""
     assert isinstance(parts.build_model, _OneStart)
     whole = not has_local_batch_norm(task.config, task.plan)
-    normalised = whole and bool(batch_norms(parts.build_model.look()))
-    return update_sizes(task.plan, len(parts.dataset.train), normalised=normalised)
+    return whole and bool(batch_norms(parts.build_model.look()))
 
 
 def provable(task: Task) -> str:
@@ -121,21 +127,21 @@ def _prove_plan(task: Task, parts: Parts) -> None:
     first = task.context.is_first
     team = make_team(task)
     team.enter("proof", 0)
+    sizes = update_sizes(task.plan, len(parts.dataset.train))
     key = proof_key(task, parts) if first else ""
     kept = known(task, key)
-    order: dict[str, Any] = {"known": kept is not None, "rate": 1.0, "sizes": []}
+    order: dict[str, Any] = {"known": kept is not None, "rate": 1.0, "normalises": False}
     expected: Trained | None = None
     plainly = _plainly(task, parts)
     if kept is not None:
         record(task, kept)
     elif first:
-        order["sizes"] = _sizes(task, parts)
-        expected = plainly.train(read_samples(task, parts, order["sizes"]))
+        order["normalises"] = _normalises(task, parts)
+        expected = plainly.train(read_samples(task, parts, sizes))
         order["rate"] = expected.rate
     order = json.loads(_from_first(task, json.dumps(order)))
     if order["known"]:
         return
-    sizes = tuple(order["sizes"])
     batches = read_samples(task, parts, sizes)
     proof = Proof(key=key, samples=sizes, tolerance=TOLERANCE[task.plan.precision])
     with _on_a_copy(task, parts, sizes[0], proof) as (job, strategy):
@@ -151,21 +157,71 @@ def _prove_plan(task: Task, parts: Parts) -> None:
                 nudged=partial(_nudged, plainly, batches, expected.rate),
             )
             proof = judged(task, plainly, batches, expected, comparison, proof)
-            record(task, dataclasses.replace(proof, seconds=time.perf_counter() - started))
         refusal = _from_first(task, proof.reason)
+    if not refusal and order["normalises"]:
+        proof = _prove_statistics(task, parts, plainly, proof, order["rate"])
+        refusal = _from_first(task, proof.reason)
+    if first:
+        record(task, dataclasses.replace(proof, seconds=time.perf_counter() - started))
     if refusal:
         raise ProofError(refusal)
 
 
+def _prove_statistics(
+    task: Task, parts: Parts, plainly: Plainly, proof: Proof, rate: float
+) -> Proof:
+    """That BatchNorm sees the whole batch: its running statistics after one update.
+
+    Weights are not compared: what BatchNorm makes of a few samples leads plain PyTorch itself apart
+    by some percent when the last digit of the weights is changed.
+    """
+    size = normalised_size(task.plan, len(parts.dataset.train))
+    batches = read_samples(task, parts, [size])
+    first = task.context.is_first
+    with _on_a_copy(task, parts, size, proof, settled=False) as (job, strategy):
+        _train(task, job, strategy, batches, rate)
+        make_whole(task, make_team(task), job, strategy)
+        if not first:
+            return proof
+        comparison = compare(
+            tensors_of(strategy.model),
+            {},
+            _statistics(plainly.run(batches, rate, settled=False)),
+            tolerance=proof.tolerance,
+            nudged=lambda: [
+                _statistics(plainly.run(batches, rate, nudge=seed, settled=False))
+                for seed in range(NUDGES)
+            ],
+        )
+    if not comparison.differences:
+        return dataclasses.replace(proof, tensors=proof.tensors + comparison.tensors)
+    found = comparison.differences[0]
+    reason = (
+        f"{name_of(task.plan)} gives other statistics for {found.name}: the layer does not see the"
+        f" whole batch; {remedy_for(task)}"
+    )
+    return dataclasses.replace(
+        proof, passed=False, reason=reason, cause="samples", tensor=found.name
+    )
+
+
+def _statistics(trained: Trained) -> Trained:
+    """Of what was trained only running statistics."""
+    names = [n for n in trained.weights if n.rpartition(".")[2] in RUNNING]
+    return dataclasses.replace(
+        trained, weights={name: trained.weights[name] for name in names}, state={}
+    )
+
+
 @contextlib.contextmanager
 def _on_a_copy(
-    task: Task, parts: Parts, total: int, proof: Proof
+    task: Task, parts: Parts, total: int, proof: Proof, *, settled: bool = True
 ) -> Iterator[tuple[Job, LocalStrategy]]:
     """The plan's strategy for a while; what it raises puts the plan out.
 
     A rank that fails says so by itself: the others may stand anywhere, and are ended.
     """
-    job = _job(task, parts, total)
+    job = dataclasses.replace(_job(task, parts, total), settled=settled)
     strategy: LocalStrategy | None = None
     try:
         strategy = local.build(job)
@@ -198,7 +254,6 @@ def _plainly(task: Task, parts: Parts) -> Plainly:
         parts=parts,
         precision=task.plan.precision,
         device=choose_device(task.config.train.device, task.context.local_rank),
-        local_batch_norm=has_local_batch_norm(task.config, task.plan),
     )
 
 
@@ -274,7 +329,7 @@ def _prove_division(task: Task, parts: Parts) -> None:
     key = proof_key(task, parts)
     if known(task, key) is not None:
         return
-    sizes = _sizes(task, parts)
+    sizes = update_sizes(task.plan, len(parts.dataset.train))
     batches, plainly = read_samples(task, parts, sizes), _plainly(task, parts)
     expected = plainly.train(batches)
     divided = plainly.run(batches, expected.rate, divide=partial(division, task.plan))

@@ -20,8 +20,8 @@ LEAST = 2
 MOST = 8
 """So many samples per part at most, to reach that."""
 NORMALISED = 16
-"""Samples of an update where BatchNorm normalises by them, if a batch has as many: what fewer have in
-common is large, and rounding with it."""
+"""Samples whose statistics BatchNorm is proved with, if a batch has as many: those of fewer are
+hardly more than rounding."""
 
 
 def division(plan: Plan, total: int) -> list[int]:
@@ -38,37 +38,37 @@ def division(plan: Plan, total: int) -> list[int]:
     return [count for count in found if count]
 
 
-def update_sizes(plan: Plan, samples: int, *, normalised: bool = False) -> tuple[int, int]:
-    """Samples of the two updates: few, in unequal parts, the second smaller.
-
-    `normalised`: the model has layers that normalise by all of them.
-    """
+def update_sizes(plan: Plan, samples: int) -> tuple[int, int]:
+    """Samples of the two updates: few, in unequal parts, the second smaller."""
     limit = max(1, min(plan.batch_size, samples))
-    fewest = min(limit, NORMALISED) if normalised else 1
     shares = worker_shares(plan, [node.share for node in plan.nodes])
     units = [node.replicas if node.stages == 1 else 1 for node in plan.nodes]
     needs = [n for node, n in zip(plan.nodes, units, strict=True) for _ in range(node.workers)]
 
     if len(needs) == 1 and plan.nodes[0].stages > 1:
-        # Both are divided into micro-batches, unequally.
-        return min(max(6, fewest), limit), min(max(4, fewest - 4), limit)
+        return min(6, limit), min(4, limit)  # both are divided into micro-batches, unequally
 
     def enough(total: int, least: int) -> bool:
         parts = apportion(total, shares)
-        return total >= fewest and all(
+        return all(
             part >= least * need
             for part, share, need in zip(parts, shares, needs, strict=True)
             if share > 0
         )
 
-    most = min(limit, max(fewest, MOST * sum(needs)))
+    most = min(limit, MOST * sum(needs))
     totals = [total for total in range(1, most + 1) if enough(total, LEAST)]
     totals = totals or [total for total in range(1, limit + 1) if enough(total, 1)] or [most]
     first = totals[0]
     if first < limit and len(set(apportion(first, shares))) == 1:
         first += 1
-    fewest = min(2, fewest)
     return first, first - 1 if enough(first - 1, 1) and first > 1 else first
+
+
+def normalised_size(plan: Plan, samples: int) -> int:
+    """Samples of the update that BatchNorm's statistics are proved with."""
+    limit = min(plan.batch_size, samples)
+    return min(limit, max(NORMALISED + 1, update_sizes(plan, samples)[0]))
 
 
 def read_samples(task: Task, parts: Parts, sizes: Sequence[int]) -> list[Samples]:

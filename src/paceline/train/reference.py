@@ -91,8 +91,6 @@ class Plainly:
     parts: Parts
     precision: str
     device: torch.device
-    local_batch_norm: bool = False
-    """BatchNorm may differ, and uses the statistics that it has (see `settle`)."""
 
     def train(self, batches: Sequence[Samples]) -> Trained:
         """Updates from these batches, at a rate at which they can be compared."""
@@ -112,13 +110,13 @@ class Plainly:
         *,
         divide: Divide | None = None,
         nudge: int | None = None,
-        settled: bool = False,
+        settled: bool = True,
     ) -> Trained:
         """Updates at this rate.
 
         `divide`: gradients of the parts of each batch are added up, weighted by their samples.
-        `nudge`: the last digits of all weights are changed first, by this seed. `settled`: without
-        statistics of a batch, which parts of it do not have.
+        `nudge`: the last digits of all weights are changed first, by this seed.
+        `settled`: BatchNorm uses the statistics that it has, not those of a batch.
         """
         model = self._model(settled=settled)
         if nudge is not None:
@@ -162,7 +160,7 @@ class Plainly:
 
     def _model(self, *, settled: bool) -> nn.Module:
         model = self.parts.build_model().to(self.device).train()
-        if settled or self.local_batch_norm:
+        if settled:
             settle(model)
         return model
 

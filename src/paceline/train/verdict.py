@@ -81,7 +81,7 @@ def _why(
             here = loss_apart(plainly.parts.loss, expected.outputs, targets, sizes)
             if here is not None and here > LOSS_TOLERANCE:
                 return "loss", NOT_A_MEAN
-        if _looks_across(plainly, batches[0], sizes):
+        if _looks_across(plainly, batches[0], sizes, expected.outputs):
             return "samples", "what the model gives for a sample depends on the rest of the batch"
     if found.name in expected.unused:
         return "parts", (
@@ -89,12 +89,9 @@ def _why(
             " or momentum moves it"
         )
     if len(sizes) > 1:
-        whole = plainly.run(batches, expected.rate, settled=True)
-        divided = plainly.run(
-            batches, expected.rate, divide=partial(division, task.plan), settled=True
-        )
+        divided = plainly.run(batches, expected.rate, divide=partial(division, task.plan))
         tolerance = TOLERANCE[task.plan.precision]
-        if compare(divided.weights, divided.state, whole, tolerance=tolerance).differences:
+        if compare(divided.weights, divided.state, expected, tolerance=tolerance).differences:
             return "parts", "the model computes something else when a batch is divided"
     return "plan", f"the model computes something else {_when(task.plan)}"
 
@@ -111,8 +108,10 @@ def _when(plan: Plan) -> str:
     return "with this strategy"
 
 
-def _looks_across(plainly: Plainly, batch: Samples, sizes: Sequence[int]) -> bool:
-    parts, whole = plainly.outputs(batch, sizes), plainly.outputs(batch, [len(batch[1])])
+def _looks_across(
+    plainly: Plainly, batch: Samples, sizes: Sequence[int], whole: torch.Tensor
+) -> bool:
+    parts = plainly.outputs(batch, sizes)
     tolerance = TOLERANCE[plainly.precision]
     if parts.shape != whole.shape:
         return True
