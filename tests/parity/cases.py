@@ -46,6 +46,7 @@ class Case:
     precision: str = "fp32"
     memory_format: str = "contiguous"
     sizes: tuple[int, ...] = SIZES
+    local_batch_norm: bool = False
     rounded: bool = True
     """False: autocast rounds the weights on each rank, as it does by itself."""
 
@@ -61,6 +62,7 @@ class Case:
             memory_format=self.memory_format,
             sample_shape=(1, 28, 28),
             batch_size=self.sizes[0],
+            local_batch_norm=self.local_batch_norm,
             **places,
         )
 

@@ -7,6 +7,7 @@ the two, and test_exchanges.py runs every row. A new exact exchange is one entry
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 OPTIMIZERS = {
     "sgd, momentum": (
@@ -49,6 +50,23 @@ CELLS: dict[str, list[tuple[str, tuple[float, ...]]]] = {
 optimizer and kind of shares (equal or not) occurs, not every combination of all four."""
 
 
+NORMALISED: dict[str, list[tuple[str, str, tuple[float, ...]]]] = {
+    "gloo": [
+        ("allreduce", "sgd, momentum", (3, 1)),
+        ("ring", "adam", (1, 0)),
+        ("reduce_broadcast", "sgd, momentum", (3, 1, 2, 1)),
+    ],
+    "mpi4py": [
+        ("allreduce", "adam", (3, 1)),
+        ("ring", "sgd, momentum", (1, 0)),
+        ("allreduce", "sgd, momentum", (1, 1, 1, 1)),
+    ],
+}
+"""By backend: exchange, optimizer and shares of a model with BatchNorm, whose statistics nodes add
+up in the middle of every pass."""
+_OWN = Path(__file__).with_name("own_models.py")
+
+
 @dataclass(frozen=True)
 class Row:
     """One training of five updates over nodes."""
@@ -57,6 +75,7 @@ class Row:
     backend: str
     optimizer: str
     shares: tuple[float, ...]
+    model: str = "mnist_cnn"
 
     @property
     def kind(self) -> str:
@@ -69,10 +88,16 @@ class Row:
         return self.exchange.endswith("partition")
 
     @property
+    def workload(self) -> tuple[str, ...]:
+        """What one process trains too."""
+        own = (f"workload.model={_OWN}:{self.model}", "workload.model_options={}")
+        return (*OPTIMIZERS[self.optimizer], *(own if self.model != "mnist_cnn" else ()))
+
+    @property
     def changes(self) -> tuple[str, ...]:
         """What differs from the base of all runs; a small bucket, so that there are several."""
         return (
-            *OPTIMIZERS[self.optimizer],
+            *self.workload,
             *EXCHANGES[self.exchange],
             "exchange.bucket_mb=0.05",
             "exchange.rebalance=false",
@@ -81,28 +106,32 @@ class Row:
 
 def rows(backend: str, nodes: int | None = None) -> list[Row]:
     """What the same processes can run one after the other: over MPI, one number of nodes."""
-    return [
+    plain = [
         Row(exchange, backend, optimizer, shares)
         for exchange in EXCHANGES
         for optimizer, shares in CELLS[backend]
-        if nodes in (None, len(shares))
     ]
+    normalised = [
+        Row(exchange, backend, optimizer, shares, "normalised")
+        for exchange, optimizer, shares in NORMALISED[backend]
+    ]
+    return [row for row in (*plain, *normalised) if nodes in (None, len(row.shares))]
 
 
 def table() -> str:
     """The whole matrix as Markdown."""
     lines = [
-        "| exchange | backend | nodes | shares | optimizer | weights |",
-        "|---|---|---|---|---|---|",
+        "| exchange | backend | nodes | shares | model | optimizer | weights |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for exchange in EXCHANGES:
-        for backend, cells in CELLS.items():
-            for optimizer, shares in cells:
-                text = ":".join(f"{share:g}" for share in shares)
-                lines.append(
-                    f"| {exchange} | {backend} | {len(shares)} | {text} | {optimizer} |"
-                    f" within {TOLERANCES[optimizer]:.0e} |"
-                )
+    every = [row for backend in CELLS for row in rows(backend)]
+    order = list(EXCHANGES)
+    for row in sorted(every, key=lambda row: (order.index(row.exchange), row.model)):
+        text = ":".join(f"{share:g}" for share in row.shares)
+        lines.append(
+            f"| {row.exchange} | {row.backend} | {len(row.shares)} | {text} | {row.model} |"
+            f" {row.optimizer} | within {TOLERANCES[row.optimizer]:.0e} |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -21,6 +21,8 @@ def node(strategy: str, **options: Any) -> dict[str, Any]:
 
 TINY_LAST = (16, 16, 12, 16, 1)
 """The last batch has one sample: all workers but one have nothing to do."""
+UNEVEN = (16, 15, 12, 2, 3)
+"""With BatchNorm, which needs two: parts of one sample, and workers that have nothing to do."""
 
 ALONE = [
     Case(node=node("threads", threads=1)),
@@ -31,6 +33,17 @@ ALONE = [
     Case(node=node("replicas", replicas=3), optimizer="adam"),
     Case(node=node("replicas", replicas=2, threads=2), clip_norm=0.05),
     Case(node=node("replicas", replicas=2), memory_format="channels_last", sizes=TINY_LAST),
+    Case(node=node("threads", threads=2), model="normalised", optimizer="adam"),
+    Case(node=node("replicas", replicas=2), model="normalised"),
+    Case(node=node("replicas", replicas=2), model="normalised", optimizer="adam", clip_norm=0.05),
+    Case(node=node("replicas", replicas=4), model="normalised", sizes=UNEVEN),
+    Case(
+        node=node("replicas", replicas=4),
+        model="normalised",
+        optimizer="adam",
+        memory_format="channels_last",
+        sizes=UNEVEN,
+    ),
 ]
 TWO_RANKS = [
     Case(node=node("processes", processes=2)),
@@ -41,12 +54,29 @@ TWO_RANKS = [
     Case(node=node("processes", processes=2, sync="ddp")),
     Case(node=node("processes", processes=2, sync="ddp"), optimizer="adam", clip_norm=0.05),
     Case(node=node("processes", processes=2, sync="ddp"), sizes=TINY_LAST),
+    Case(node=node("processes", processes=2), model="normalised"),
+    Case(node=node("processes", processes=2), model="normalised", optimizer="adam", sizes=UNEVEN),
+    Case(
+        node=node("processes", processes=2),
+        model="synchronised",
+        clip_norm=0.05,
+        memory_format="channels_last",
+    ),
+    Case(node=node("processes", processes=2, sync="ddp"), model="normalised"),
 ]
 FOUR_RANKS = [
     Case(node=node("processes", processes=4)),
     Case(node=node("processes", processes=4), optimizer="adam", clip_norm=0.05),
     Case(node=node("processes", processes=4), sizes=TINY_LAST),
     Case(node=node("processes", processes=4, sync="ddp"), optimizer="adam"),
+    Case(node=node("processes", processes=4), model="normalised", sizes=UNEVEN),
+    Case(node=node("processes", processes=4), model="normalised", optimizer="adam", sizes=UNEVEN),
+    Case(
+        node=node("processes", processes=4, sync="ddp"),
+        model="normalised",
+        optimizer="adam",
+        sizes=UNEVEN,
+    ),
 ]
 
 

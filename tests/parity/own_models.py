@@ -66,16 +66,27 @@ def sequential_of_opaque() -> nn.Module:
 
 
 def normalised() -> nn.Module:
-    """BatchNorm in both halves."""
+    """BatchNorm of several kinds in both halves.
+
+    No bias before it: BatchNorm takes it away again, and its gradient would be rounding alone.
+    """
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3, stride=2),
-        nn.BatchNorm2d(4),
+        nn.Conv2d(1, 4, 3, stride=2, bias=False),
+        nn.BatchNorm2d(4, momentum=None),
         nn.ReLU(),
+        nn.Conv2d(4, 6, 3, stride=2, bias=False),
+        nn.BatchNorm2d(6, affine=False),
+        nn.Tanh(),
         nn.Flatten(),
-        nn.Linear(4 * 169, 16),
-        nn.BatchNorm1d(16),
+        nn.Linear(6 * 36, 16, bias=False),
+        nn.BatchNorm1d(16, track_running_stats=False),
         nn.Linear(16, 10),
     )
+
+
+def synchronised() -> nn.Module:
+    """What torch's own way to a BatchNorm over all processes makes of it."""
+    return nn.SyncBatchNorm.convert_sync_batchnorm(normalised())
 
 
 def with_dropout() -> nn.Module:

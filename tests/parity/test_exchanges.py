@@ -52,7 +52,7 @@ def test_matrix_over_mpi(size: int, alone, tmp_path: Path) -> None:
 def compare(chosen: list[Row], backend: str, alone, tmp_path: Path) -> None:
     series = [Run(row.kind, row.changes, nodes(row.shares), row.is_split) for row in chosen]
     for row, found in zip(chosen, train_series(tmp_path, series, backend=backend), strict=True):
-        expected = alone(OPTIMIZERS[row.optimizer])
+        expected = alone(row.workload)
         try:
             assert_same(found, expected, atol=TOLERANCES[row.optimizer])
         except AssertionError as error:

@@ -90,13 +90,15 @@ def test_the_table_in_the_docs_is_the_matrix() -> None:
 def test_dropout_and_batch_norm_with_several_workers(tmp_path: Path) -> None:
     """What docs/strategies.md says of layers that look beyond one sample, or at chance."""
     twice = [Case(node=node("processes", processes=2), model="with_dropout")] * 2
-    normalised = Case(node=node("processes", processes=2), model="normalised")
+    normalised = Case(
+        node=node("processes", processes=2), model="normalised", local_batch_norm=True
+    )
     first, second, statistics = run_cases(tmp_path, [*twice, normalised])
     # Dropout repeats from run to run, but is not what one worker would have drawn.
     assert all(torch.equal(first[name], second[name]) for name in first)
     with pytest.raises(AssertionError):
         assert_same(first, reference(twice[0]))
-    # BatchNorm saw the first worker's half: five updates, and other statistics than sequential.
+    # Where it is allowed, BatchNorm sees the first worker's half: five updates, other statistics.
     alone = reference(normalised)
     counted = [name for name in statistics if name.endswith("num_batches_tracked")]
     assert counted

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
 from paceline.errors import DataError, ModelError, PacelineError, StrategyError, UnsupportedError
+from paceline.local.batch_norm import batch_norms, use_plain_synchronised
 from paceline.local.gradient_hooks import refuse_shared_memory
 from paceline.local.single_pixel import use_single_pixels
 from paceline.local.still import settle, still
@@ -28,7 +28,9 @@ from paceline.schema.events import SpanName
 if TYPE_CHECKING:
     from paceline.exchange.base import Exchange
     from paceline.exchange.partition import Partition
+    from paceline.local.batch_norm import WholeBatch
     from paceline.local.board import Arena, Board
+    from paceline.local.part_sums import NodeSums
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 OptimizerFactory = Callable[[Iterable[Any]], torch.optim.Optimizer]
@@ -76,8 +78,14 @@ class Job:
     nodes: int = 1
     first_worker: int = 0
     """The number of this node's first worker among the workers of all nodes."""
+    node_sums: NodeSums | None = None
+    """How this node adds up statistics with others, on its leader, where the exchange is exact."""
+    local_batch_norm: bool = False
+    """BatchNorm may normalise every part of a batch by itself."""
     still: bool = False
-    """Without chance, and without statistics of a batch: to be held against another training."""
+    """Without chance: to be held against another training."""
+    settled: bool = False
+    """BatchNorm uses the statistics that it has, not those of a batch (see `settle`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +129,8 @@ class LocalStrategy(ABC):
     @functools.cached_property
     def least(self) -> int:
         """Fewest samples that a part of a batch may have, if it has any (see `least_part`)."""
-        return least_part(self.model)
+        whole = self.synchronous and not self.job.local_batch_norm
+        return 1 if whole else least_part(self.model)
 
     @property
     def reads_inputs(self) -> bool:
@@ -227,11 +236,13 @@ def prepare_model(job: Job) -> nn.Module:
     model = model.to(job.device)
     _refuse_copies(model, job)
     use_single_pixels(model)
+    if job.device.type == "cpu":
+        use_plain_synchronised(model)
     if job.memory_format == "channels_last":
         refuse_shared_memory(model, "numerics.memory_format = 'channels_last'")
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.train()
-    if job.still:
+    if job.settled:
         settle(model)
     return model
 
@@ -253,12 +264,12 @@ def _refuse_copies(model: nn.Module, job: Job) -> None:
 
 
 def least_part(model: nn.Module) -> int:
-    """Fewest samples that a worker's part may have: BatchNorm cannot normalise a single one.
+    """Fewest samples that a part may have by itself: BatchNorm cannot normalise a single one.
 
     >>> least_part(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))), least_part(nn.Linear(2, 2))
     (2, 1)
     """
-    return 2 if any(isinstance(layer, _BatchNorm) for layer in model.modules()) else 1
+    return 2 if batch_norms(model) else 1
 
 
 def seed_step(seed: int, step: int, worker: int) -> None:
@@ -314,24 +325,29 @@ def gradients(
     total: int,
     step: int,
     worker: int | None,
+    whole: WholeBatch | None = None,
 ) -> StepResult:
     """Add the gradient of one part of a global batch to the parameters' `.grad`.
 
-    `worker` picks the random numbers of this update; None leaves the generator alone.
+    `worker` picks the random numbers of this update; None leaves the generator alone. `whole`:
+    how BatchNorm comes to the statistics of all parts.
     """
     count = len(targets)
     if count == 0:  # fewer samples than workers: this one has nothing to add
+        if whole is not None:
+            whole.join(model)
         return StepResult(loss_sum=0.0, correct=0, samples=0)
     if worker is not None:
         seed_step(job.seed, step, job.first_worker + worker)
     inputs, targets = layout(job, inputs), targets.to(job.device)
-    with users_code(model, inputs, targets):
-        with autocast(job):
-            outputs = full_precision(model(inputs))
-        loss = job.loss(outputs, targets)
-    # A model may run its forward pass again under the backward one (checkpointing).
-    with still() if job.still else contextlib.nullcontext():
-        mean_loss_part(loss, count, total).backward()  # type: ignore[no-untyped-call]
+    with contextlib.nullcontext() if whole is None else whole.update(model):
+        with users_code(model, inputs, targets):
+            with autocast(job):
+                outputs = full_precision(model(inputs))
+            loss = job.loss(outputs, targets)
+        # A model may run its forward pass again under the backward one (checkpointing).
+        with still() if job.still else contextlib.nullcontext():
+            mean_loss_part(loss, count, total).backward()  # type: ignore[no-untyped-call]
     return StepResult(
         loss_sum=float(loss.detach()) * count,
         correct=count_correct(outputs, targets),

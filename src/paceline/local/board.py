@@ -24,7 +24,8 @@ _HEADER = 8  # numbers: [0] stop_at, [1] abort, [2] bytes of the announcement, [
 _ANNOUNCEMENT_BYTES = 16384
 _BEAT_SECONDS = 0.25
 _YIELDS = 200  # looks for the others before the first sleep
-_EVERYONE, _ACTIVE = 0, 3  # columns that count barriers
+_EVERYONE, _ACTIVE, _PARTS = 0, 3, 4  # columns that count barriers
+_COLUMNS = 5
 
 
 def anonymous_memory(name: str) -> int:
@@ -42,8 +43,8 @@ class Board:
     """What the ranks of one node know of each other at any moment.
 
     Every rank writes only its own row. `int64` rows: barriers of all ranks passed,
-    update, heartbeat (ns), barriers of the active ranks passed. `float64` rows:
-    slots for small sums. Bytes: what it is doing.
+    update, heartbeat (ns), barriers of the active ranks passed, sums over parts of a batch.
+    `float64` rows: slots for small sums. Bytes: what it is doing.
 
     Of all ranks, the first `ranks` are active; in a race the others stand by.
     """
@@ -58,9 +59,11 @@ class Board:
         if os.fstat(descriptor).st_size < size:
             os.ftruncate(descriptor, size)
         self._memory = mmap.mmap(descriptor, size)
-        integers = _HEADER + ranks * 4
+        integers = _HEADER + ranks * _COLUMNS
         self._header = np.frombuffer(self._memory, np.int64, _HEADER)
-        self._rows = np.frombuffer(self._memory, np.int64, ranks * 4, _HEADER * 8).reshape(ranks, 4)
+        self._rows = np.frombuffer(self._memory, np.int64, ranks * _COLUMNS, _HEADER * 8).reshape(
+            ranks, _COLUMNS
+        )
         self._slots = np.frombuffer(self._memory, np.float64, ranks * _SLOTS, integers * 8).reshape(
             ranks, _SLOTS
         )
@@ -78,7 +81,7 @@ class Board:
 
     @staticmethod
     def _size(ranks: int) -> int:
-        rows = (_HEADER + ranks * 4 + ranks * _SLOTS) * 8 + ranks * _PHASE_BYTES
+        rows = (_HEADER + ranks * _COLUMNS + ranks * _SLOTS) * 8 + ranks * _PHASE_BYTES
         return rows + _ANNOUNCEMENT_BYTES
 
     # --- who is where -------------------------------------------------------
@@ -195,6 +198,16 @@ class Board:
         self._last_barrier = time.monotonic()
         if late and self.on_wait is not None:
             self.on_wait(name, began, time.perf_counter() - began, late)
+
+    def begin_parts(self) -> None:
+        """Before `wait_for_parts` is used by new groups; every active rank calls it."""
+        self.barrier("the groups of BatchNorm")
+        self._rows[self.rank, _PARTS] = 0
+        self.barrier("the groups of BatchNorm")
+
+    def wait_for_parts(self, members: Sequence[int]) -> None:
+        """Wait for those that add up statistics; counted apart, since not all ranks do."""
+        self.barrier("the statistics of BatchNorm", members, column=_PARTS)
 
     def _raise_deadline(self, name: str, late: list[int], limit: float) -> None:
         places = ", ".join(

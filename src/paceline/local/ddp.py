@@ -6,6 +6,7 @@ rank has whole parameters, which an optimizer of the user's own may need.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.errors import StrategyError
 from paceline.local.base import Job, StepResult, gradients, prepare_model
+from paceline.local.batch_norm import whole_batch
 from paceline.local.cores import set_threads
 from paceline.local.gradient_hooks import GradientHooks
 from paceline.local.group import init_gloo
@@ -32,11 +35,17 @@ class DistributedProcesses(WorkerPerRank, WholeOptimizer):
         init_gloo(job)
         self._model = prepare_model(job)
         self._hooks = GradientHooks(dict(self._model.named_parameters()))
+        if any(isinstance(layer, nn.SyncBatchNorm) for layer in self._model.modules()):
+            raise StrategyError(
+                "torch's DistributedDataParallel takes no SyncBatchNorm on the CPU: set local.sync"
+                " = 'shared', or use BatchNorm, whose statistics are those of the whole batch too"
+            )
         # A parameter may take no part in an update, here or on every rank.
         self._parallel = DistributedDataParallel(_Part(self._model), find_unused_parameters=True)
         # The parts are weighted with their samples already: the sum is the mean.
         self._parallel.register_comm_hook(None, _sum)
         self._optimize(self._model)
+        self._whole = whole_batch(job, self._model, group=range(job.context.local_size))
 
     @property
     def model(self) -> nn.Module:
@@ -46,16 +55,28 @@ class DistributedProcesses(WorkerPerRank, WholeOptimizer):
         self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
     ) -> StepResult:
         if len(targets) == 0:
-            # Nothing to add, but the others wait for this rank's part of the sum.
-            self._parallel(inputs).backward()
-            result = StepResult(loss_sum=0.0, correct=0, samples=0)
+            result = self._nothing(inputs)
         else:
-            result = gradients(self.job, self._parallel, inputs, targets, total, step, self.worker)
+            result = gradients(
+                self.job, self._parallel, inputs, targets, total, step, self.worker, self._whole
+            )
         for name, parameter in self._named:
             if name in self._hooks.names and parameter.grad is not None:
                 parameter.grad = self._hooks.run(name, parameter.grad)
         self._apply()
         return result
+
+    def _nothing(self, inputs: torch.Tensor) -> StepResult:
+        """Nothing to add, but the others wait for this rank's part of both kinds of sums."""
+        if self._whole is None:
+            self._parallel(inputs).backward()
+        else:
+            # The others' gradients are summed under their backward pass, as statistics are.
+            with ThreadPoolExecutor(1) as pool:
+                joined = pool.submit(self._whole.join, self._model)
+                self._parallel(inputs).backward()
+                joined.result()
+        return StepResult(loss_sum=0.0, correct=0, samples=0)
 
     def close(self) -> None:
         self._hooks.close()

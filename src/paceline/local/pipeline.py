@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from paceline.local.base import (
     prepare_model,
     seed_step,
 )
+from paceline.local.batch_norm import ALLOW, batch_norms, whole_batch
 from paceline.local.common import PiecewiseOptimizer
 from paceline.local.cores import set_threads
 from paceline.local.cut_graph import ModelGraph, probe, trace
@@ -45,9 +47,9 @@ class Hybrid(PiecewiseOptimizer):
     its stage, and ranks of the same stage sum them. Activations and their gradients
     travel over Gloo, in bf16 where the stage computes in it.
 
-    Dropout draws different numbers on each rank. BatchNorm normalises every
-    micro-batch by itself, and its running statistics move once per micro-batch; the
-    first row's are kept. With M = 1 and one row both are those of `sequential`.
+    Dropout draws different numbers on each rank. BatchNorm needs M = 1, and then the rows
+    add up its statistics; where `local_batch_norm` is allowed it normalises every micro-batch by
+    itself, its running statistics move once per micro-batch, and the first row's are kept.
 
     A part that M does not divide is cut into the nearest number of equal
     micro-batches, 1 if need be: the gradient is exact in any case.
@@ -76,7 +78,8 @@ class Hybrid(PiecewiseOptimizer):
     def _build(self, model: nn.Module, hooks: GradientHooks) -> None:
         job = self.job
         stages, replicas = job.node.stages, job.node.replicas
-        self._least = least_part(model)
+        _check_batch_norm(job, model)
+        self._least = least_part(model) if job.local_batch_norm else 1
         size = self._sizes(job.batch_size)[0]
         sample = _sample(job, model, size)
         self._shared = SharedModel(model, job)
@@ -96,13 +99,15 @@ class Hybrid(PiecewiseOptimizer):
         self._cuts = self._agree_on_cuts(self._graphs[size], sample)
         self._schedules: dict[int, Any] = {}
         self._owners = self._find_owners(self._graphs[size])
+        group = [row * stages + self._place.stage for row in range(replicas)]
         self._pieces = PieceUpdate(
             self._shared,
             job,
             names=[n for n, stage in self._owners.items() if self._trains(n, stage)],
-            group=[row * stages + self._place.stage for row in range(replicas)],
+            group=group,
             hooks=hooks,
         )
+        self._whole = whole_batch(job, model, group=group) if replicas > 1 else None
 
     def _sizes(self, count: int) -> list[int]:
         """Samples of a micro-batch of each row that has any, for a batch of `count`."""
@@ -210,10 +215,14 @@ class Hybrid(PiecewiseOptimizer):
         if count > 0:
             arguments = (layout(self.job, inputs),) if place.is_first else ()
             target = targets.to(self.device) if place.is_last else None
+            schedule, whole = self._schedule(count), self._whole
             try:
-                self._schedule(count).step(*arguments, target=target, return_outputs=False)
+                with contextlib.nullcontext() if whole is None else whole.update(self.model):
+                    schedule.step(*arguments, target=target, return_outputs=False)
             except RuntimeError as error:
                 raise self._explained(error) from error
+        elif self._whole is not None:
+            self._whole.join(self.model)
         self._pieces.step()
         return StepResult(
             loss_sum=self._loss_sum,
@@ -262,6 +271,23 @@ class Pipeline(Hybrid):
 
     name = "pipeline"
     summary = "S stages in a row, M micro-batches"
+
+
+def _check_batch_norm(job: Job, model: nn.Module) -> None:
+    """Micro-batches come one after the other: none knows the statistics of those that follow."""
+    if job.local_batch_norm or not batch_norms(model):
+        return
+    if job.node.micro_batches > 1:
+        raise StrategyError(
+            f"BatchNorm normalises by the whole batch, of which local.micro_batches ="
+            f" {job.node.micro_batches} shows it a part at a time: set local.micro_batches = 1,"
+            f" {ALLOW}"
+        )
+    if job.nodes > 1:
+        raise StrategyError(
+            f"BatchNorm normalises by the whole batch, but the stages of {job.node.strategy!r} have"
+            f" no sums with other hosts: use local.strategy = 'processes' or 'threads', {ALLOW}"
+        )
 
 
 def _check(job: Job) -> None:

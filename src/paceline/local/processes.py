@@ -8,6 +8,7 @@ import torch
 
 from paceline.errors import StrategyError
 from paceline.local.base import Job, StepResult, gradients, prepare_model
+from paceline.local.batch_norm import whole_batch
 from paceline.local.common import PiecewiseOptimizer
 from paceline.local.cores import set_threads
 from paceline.local.gradient_hooks import GradientHooks
@@ -21,8 +22,7 @@ class Processes(WorkerPerRank, PiecewiseOptimizer):
     """Data parallel on one node, the weights shared, gradients summed in shared memory.
 
     Every rank updates its own piece of the weights (see `pieces`). Dropout draws
-    different numbers on each rank. BatchNorm normalises each rank's part by
-    itself, and the running statistics that are kept are the first rank's.
+    different numbers on each rank.
     """
 
     name = "processes"
@@ -48,12 +48,16 @@ class Processes(WorkerPerRank, PiecewiseOptimizer):
             rounded=self._rounded,
         )
         self._pieces.publish_while_computing()
+        ranks = range(self._shared.board.ranks)
+        self._whole = whole_batch(job, self._shared.model, group=ranks)
 
     def update(
         self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
     ) -> StepResult:
         self._pieces.round_weights()
         with contextlib.nullcontext() if self._rounded is None else self._rounded.in_use():
-            result = gradients(self.job, self.model, inputs, targets, total, step, self.worker)
+            result = gradients(
+                self.job, self.model, inputs, targets, total, step, self.worker, self._whole
+            )
         self._pieces.step()
         return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import copy
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +13,7 @@ from torch import nn
 from paceline.data.sampler import apportion
 from paceline.errors import StrategyError
 from paceline.local.base import Job, StepResult, gradients, prepare_model, step_seed
+from paceline.local.batch_norm import whole_batch
 from paceline.local.cores import set_threads
 from paceline.local.faithful import random_states
 from paceline.local.gradient_hooks import (
@@ -19,6 +21,7 @@ from paceline.local.gradient_hooks import (
     refuse_module_hooks,
     refuse_shared_memory,
 )
+from paceline.local.part_sums import LeftAloneError, ThreadSums
 from paceline.local.whole import WholeOptimizer
 
 
@@ -44,8 +47,7 @@ class Replicas(WholeOptimizer):
     The sum goes into the first replica's gradients, which are the optimizer's:
     no other copy is made. Gradient hooks of parameters run on the sum. Dropout layers
     draw from one generator per replica; what draws from the global one
-    (`functional.dropout`) would not repeat and is refused. BatchNorm normalises each
-    replica's part by itself; the running statistics that are kept are the first replica's.
+    (`functional.dropout`) would not repeat and is refused.
     """
 
     name = "replicas"
@@ -61,6 +63,7 @@ class Replicas(WholeOptimizer):
         self._hooks = GradientHooks(dict(self._model.named_parameters()))
         self._optimize(self._model)
         self._replicas = [_replica(self._model) for _ in range(count)]
+        self._whole = whole_batch(job, self._model, replicas=count)
         names = {name for name, _ in self._named}
         self._gradients = [
             [p for n, p in replica.named_parameters() if n in names] for replica in self._replicas
@@ -80,11 +83,16 @@ class Replicas(WholeOptimizer):
         parts = zip(
             self._replicas, torch.split(inputs, sizes), torch.split(targets, sizes), strict=True
         )
+        if self._whole is not None and isinstance(self._whole.sums, ThreadSums):
+            self._whole.sums.start()
         running = [
             self._pool.submit(self._part, number, replica, part_inputs, part_targets, total, step)
             for number, (replica, part_inputs, part_targets) in enumerate(parts)
         ]
         concurrent.futures.wait(running)
+        faults = [fault for future in running if (fault := future.exception()) is not None]
+        if faults:  # those that only waited for another have nothing to tell
+            raise next((f for f in faults if not isinstance(f, LeftAloneError)), faults[0])
         results = [future.result() for future in running]
         if random_states() != drawn:
             raise StrategyError(
@@ -114,7 +122,11 @@ class Replicas(WholeOptimizer):
                 layer.generator.manual_seed(
                     step_seed(self.job.seed + index, step, self.job.first_worker * 64 + number)
                 )
-        return gradients(self.job, replica, inputs, targets, total, step, worker=None)
+        sums = None if self._whole is None else self._whole.sums
+        with sums.part(number) if isinstance(sums, ThreadSums) else contextlib.nullcontext():
+            return gradients(
+                self.job, replica, inputs, targets, total, step, worker=None, whole=self._whole
+            )
 
     @torch.no_grad()
     def _collect(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import torch
@@ -19,6 +20,7 @@ from paceline.local.base import (
     prepare_model,
     seed_step,
 )
+from paceline.local.batch_norm import whole_batch
 from paceline.local.cores import set_threads
 from paceline.local.whole import WholeOptimizer
 
@@ -40,6 +42,7 @@ class Threads(WholeOptimizer):
         if job.exchange is not None:
             self._forward = job.exchange.wrap(self._forward)
         self._optimize(self._model)
+        self._whole = whole_batch(job, self._model)
 
     def update(
         self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
@@ -49,7 +52,7 @@ class Threads(WholeOptimizer):
             if len(targets) == 0:
                 return self._features_only(inputs, step)
         result = gradients(
-            self.job, self._forward, inputs, targets, total, step, worker=self.worker
+            self.job, self._forward, inputs, targets, total, step, self.worker, self._whole
         )
         self._apply()
         return result
@@ -58,11 +61,13 @@ class Threads(WholeOptimizer):
         """A node without samples of its own computes its features of everyone's."""
         seed_step(self.job.seed, step, self.job.first_worker + self.worker)
         assert self.job.partition is not None
+        whole = self._whole
         try:
-            with autocast(self.job):
-                outputs = self._forward(layout(self.job, inputs))
-            self.job.partition.forward_is_over()
-            backward_of_none(outputs)
+            with contextlib.nullcontext() if whole is None else whole.update(self._model):
+                with autocast(self.job):
+                    outputs = self._forward(layout(self.job, inputs))
+                self.job.partition.forward_is_over()
+                backward_of_none(outputs)
         except (PacelineError, MemoryError):
             raise
         except Exception as error:

@@ -191,8 +191,9 @@ class Numerics:
     """Layout of images in memory; exact either way."""
     compile: bool = False
     """Compile the model with torch.compile (needs a C++ compiler; slow to start)."""
-    allow: tuple[Literal["bf16"], ...] = ()
-    """Settings that change results and that may be chosen all the same."""
+    allow: tuple[Literal["bf16", "local_batch_norm"], ...] = ()
+    """What changes results and may be chosen all the same: bf16, and BatchNorm that normalises each
+    part of a divided batch by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)

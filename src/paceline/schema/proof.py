@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-FORMAT = 1
+FORMAT = 2
 
 Cause = Literal["", "loss", "samples", "parts", "plan"]
 """Why a plan gives other weights:

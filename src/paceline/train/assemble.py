@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from paceline import exchange
+from paceline import exchange, local
 from paceline.data.feed import Batch, Feed
 from paceline.data.sampler import GlobalSampler, apportion
 from paceline.errors import RunDirectoryError, UnsupportedError
@@ -20,6 +20,7 @@ from paceline.exchange.agreement import agree_on_files, agree_on_model, rest_of
 from paceline.exchange.base import Beginning, Exchange, Memory, Setting
 from paceline.exchange.memory import ENTRY, gathered, of_node
 from paceline.exchange.network import Network
+from paceline.exchange.node_sums import NetworkSums
 from paceline.exchange.partition import Partition
 from paceline.exchange.splittable import look_at
 from paceline.local.base import Job, LocalStrategy, OptimizerState
@@ -89,7 +90,26 @@ def make_job(task: Task, parts: Parts) -> Job:
         partition=make_partition(task, parts),
         nodes=task.context.nodes,
         first_worker=first_worker(plan, task.context.node),
+        node_sums=_node_sums(task),
+        local_batch_norm=has_local_batch_norm(config, plan),
     )
+
+
+def has_local_batch_norm(config: Config, plan: Plan) -> bool:
+    """Whether BatchNorm may normalise parts of a batch: allowed, or not one process's anyway."""
+    workers = [node for node in plan.nodes if node.role == "worker"]
+    exact = all(local.strategy_class(node.strategy).synchronous for node in workers)
+    if len(plan.nodes) > 1:
+        served = plan.servers and config.exchange.mode != "sync"
+        exact &= exchange.exchange_class(plan.exchange).synchronous and not served
+    return "local_batch_norm" in config.numerics.allow or not exact
+
+
+def _node_sums(task: Task) -> NetworkSums | None:
+    """How nodes add up statistics, on a leader; None where they are connected in pairs alone."""
+    if task.network is None or not task.network.is_whole:
+        return None
+    return NetworkSums(task.network)
 
 
 def agreed_model(task: Task, parts: Parts) -> nn.Module:

@@ -16,7 +16,7 @@ import dataclasses
 import gc
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from paceline import exchange, local
 from paceline.data.sampler import apportion
 from paceline.errors import PacelineError, ProofError
 from paceline.local.base import Job, LocalStrategy
+from paceline.local.batch_norm import batch_norms, refuse_without_sums
 from paceline.local.memory import give_back_memory
 from paceline.local.still import chance_kept, still
 from paceline.observe.recorder import Recorder
@@ -35,6 +36,7 @@ from paceline.schema.support import DDP, strategy_name
 from paceline.train.assemble import (
     Task,
     beginning_of,
+    has_local_batch_norm,
     make_job,
     make_whole,
     whole_optimizer_state,
@@ -43,12 +45,19 @@ from paceline.train.compare import TOLERANCE, compare
 from paceline.train.device import choose_device
 from paceline.train.parts import Parts
 from paceline.train.proof_record import known, proof_key, record
-from paceline.train.proof_samples import division, read_samples, update_sizes
+from paceline.train.proof_samples import (
+    division,
+    normalised_size,
+    read_samples,
+    update_sizes,
+)
 from paceline.train.reference import Plainly, Samples, Trained, tensors_of
 from paceline.train.serving import make_team
 from paceline.train.shares import worker_shares
 from paceline.train.verdict import judged, name_of, remedy_for
 
+RUNNING = ("running_mean", "running_var", "num_batches_tracked")
+"""What normalising layers keep of the batches that they have seen."""
 NUDGES = 2
 """Plain trainings from slightly other weights, where a difference may be their noise."""
 
@@ -58,7 +67,7 @@ def prove(task: Task, parts: Parts, recorder: Recorder) -> None:
     kind = provable(task)
     if kind == "nothing":
         return
-    parts = _with_one_start(parts)
+    parts = dataclasses.replace(parts, build_model=_OneStart(parts.build_model))
     with recorder.span("proof"), chance_kept():
         if kind == "division":
             _prove_division(task, parts)
@@ -66,19 +75,35 @@ def prove(task: Task, parts: Parts, recorder: Recorder) -> None:
             _prove_plan(task, parts)
 
 
-def _with_one_start(parts: Parts) -> Parts:
+class _OneStart:
     """Every model begins with the weights of the first one built: not every model is seeded."""
-    start: dict[str, Any] = {}
 
-    def build() -> nn.Module:
-        model = parts.build_model()
-        if start:
-            model.load_state_dict(start)
+    def __init__(self, build: Callable[[], nn.Module]) -> None:
+        self._build = build
+        self._start: dict[str, Any] = {}
+        self._seen: nn.Module | None = None
+
+    def __call__(self) -> nn.Module:
+        model = self._build() if self._seen is None else self._seen
+        self._seen = None
+        if self._start:
+            model.load_state_dict(self._start)
         else:
-            start.update(copy.deepcopy(model.state_dict()))
+            self._start.update(copy.deepcopy(model.state_dict()))
         return model
 
-    return dataclasses.replace(parts, build_model=build)
+    def look(self) -> nn.Module:
+        """The model that the next call gives."""
+        if self._seen is None:
+            self._seen = self()
+        return self._seen
+
+
+def _normalises(task: Task, parts: Parts) -> bool:
+    """Whether the model has a BatchNorm, which must see whole batches."""
+    assert isinstance(parts.build_model, _OneStart)
+    whole = not has_local_batch_norm(task.config, task.plan)
+    return whole and bool(batch_norms(parts.build_model.look()))
 
 
 def provable(task: Task) -> str:
@@ -106,12 +131,13 @@ def _prove_plan(task: Task, parts: Parts) -> None:
     sizes = update_sizes(task.plan, len(parts.dataset.train))
     key = proof_key(task, parts) if first else ""
     kept = known(task, key)
-    order = {"known": kept is not None, "rate": 1.0}
+    order: dict[str, Any] = {"known": kept is not None, "rate": 1.0, "normalises": False}
     expected: Trained | None = None
     plainly = _plainly(task, parts)
     if kept is not None:
         record(task, kept)
     elif first:
+        order["normalises"] = _normalises(task, parts)
         expected = plainly.train(read_samples(task, parts, sizes))
         order["rate"] = expected.rate
     order = json.loads(_from_first(task, json.dumps(order)))
@@ -132,21 +158,71 @@ def _prove_plan(task: Task, parts: Parts) -> None:
                 nudged=partial(_nudged, plainly, batches, expected.rate),
             )
             proof = judged(task, plainly, batches, expected, comparison, proof)
-            record(task, dataclasses.replace(proof, seconds=time.perf_counter() - started))
         refusal = _from_first(task, proof.reason)
+    if not refusal and order["normalises"]:
+        proof = _prove_statistics(task, parts, plainly, proof, order["rate"])
+        refusal = _from_first(task, proof.reason)
+    if first:
+        record(task, dataclasses.replace(proof, seconds=time.perf_counter() - started))
     if refusal:
         raise ProofError(refusal)
 
 
+def _prove_statistics(
+    task: Task, parts: Parts, plainly: Plainly, proof: Proof, rate: float
+) -> Proof:
+    """That BatchNorm sees the whole batch: its running statistics after one update.
+
+    Weights are not compared: what BatchNorm makes of a few samples leads plain PyTorch itself apart
+    by some percent when the last digit of the weights is changed.
+    """
+    size = normalised_size(task.plan, len(parts.dataset.train))
+    batches = read_samples(task, parts, [size])
+    first = task.context.is_first
+    with _on_a_copy(task, parts, size, proof, settled=False) as (job, strategy):
+        _train(task, job, strategy, batches, rate)
+        make_whole(task, make_team(task), job, strategy)
+        if not first:
+            return proof
+        comparison = compare(
+            tensors_of(strategy.model),
+            {},
+            _statistics(plainly.run(batches, rate, settled=False)),
+            tolerance=proof.tolerance,
+            nudged=lambda: [
+                _statistics(plainly.run(batches, rate, nudge=seed, settled=False))
+                for seed in range(NUDGES)
+            ],
+        )
+    if not comparison.differences:
+        return dataclasses.replace(proof, tensors=proof.tensors + comparison.tensors)
+    found = comparison.differences[0]
+    reason = (
+        f"{name_of(task.plan)} gives other statistics for {found.name}: the layer does not see the"
+        f" whole batch; {remedy_for(task)}"
+    )
+    return dataclasses.replace(
+        proof, passed=False, reason=reason, cause="samples", tensor=found.name
+    )
+
+
+def _statistics(trained: Trained) -> Trained:
+    """Of what was trained only running statistics."""
+    names = [n for n in trained.weights if n.rpartition(".")[2] in RUNNING]
+    return dataclasses.replace(
+        trained, weights={name: trained.weights[name] for name in names}, state={}
+    )
+
+
 @contextlib.contextmanager
 def _on_a_copy(
-    task: Task, parts: Parts, total: int, proof: Proof
+    task: Task, parts: Parts, total: int, proof: Proof, *, settled: bool = True
 ) -> Iterator[tuple[Job, LocalStrategy]]:
     """The plan's strategy for a while; what it raises puts the plan out.
 
     A rank that fails says so by itself: the others may stand anywhere, and are ended.
     """
-    job = _job(task, parts, total)
+    job = dataclasses.replace(_job(task, parts, total), settled=settled)
     strategy: LocalStrategy | None = None
     try:
         strategy = local.build(job)
@@ -254,6 +330,9 @@ def _prove_division(task: Task, parts: Parts) -> None:
     """
     started = time.perf_counter()
     first = task.context.is_first
+    if not has_local_batch_norm(task.config, task.plan):
+        assert isinstance(parts.build_model, _OneStart)
+        refuse_without_sums(parts.build_model.look())
     key = proof_key(task, parts)
     if known(task, key) is not None:
         return

@@ -19,6 +19,9 @@ LEAST = 2
 """Samples that every part should have: some models fail on a single one."""
 MOST = 8
 """So many samples per part at most, to reach that."""
+NORMALISED = 16
+"""Samples whose statistics BatchNorm is proved with, if a batch has as many: those of fewer are
+hardly more than rounding."""
 
 
 def division(plan: Plan, total: int) -> list[int]:
@@ -60,6 +63,12 @@ def update_sizes(plan: Plan, samples: int) -> tuple[int, int]:
     if first < limit and len(set(apportion(first, shares))) == 1:
         first += 1
     return first, first - 1 if enough(first - 1, 1) and first > 1 else first
+
+
+def normalised_size(plan: Plan, samples: int) -> int:
+    """Samples of the update that BatchNorm's statistics are proved with."""
+    limit = min(plan.batch_size, samples)
+    return min(limit, max(NORMALISED + 1, update_sizes(plan, samples)[0]))
 
 
 def read_samples(task: Task, parts: Parts, sizes: Sequence[int]) -> list[Samples]:

@@ -110,14 +110,15 @@ class Plainly:
         *,
         divide: Divide | None = None,
         nudge: int | None = None,
+        settled: bool = True,
     ) -> Trained:
         """Updates at this rate.
 
         `divide`: gradients of the parts of each batch are added up, weighted by their samples.
         `nudge`: the last digits of all weights are changed first, by this seed.
+        `settled`: BatchNorm uses the statistics that it has, not those of a batch.
         """
-        model = self.parts.build_model().to(self.device).train()
-        settle(model)
+        model = self._model(settled=settled)
         if nudge is not None:
             _nudge(model, nudge)
         start = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
@@ -150,13 +151,18 @@ class Plainly:
         )
 
     def outputs(self, batch: Samples, sizes: Sequence[int]) -> torch.Tensor:
-        """What a new model gives for a batch, part by part."""
-        model = self.parts.build_model().to(self.device).train()
-        settle(model)
+        """What a new model gives for a batch, part by part, BatchNorm aside."""
+        model = self._model(settled=True)
         with torch.no_grad():
             return torch.cat(
                 [self._forward(model, part) for part in torch.split(batch[0], list(sizes))]
             )
+
+    def _model(self, *, settled: bool) -> nn.Module:
+        model = self.parts.build_model().to(self.device).train()
+        if settled:
+            settle(model)
+        return model
 
     def _loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor

@@ -102,7 +102,7 @@ def _train(asked: Alone, home: Home) -> Outcome:
     begun = runner.begin()
     home.recorder.ready()
     write_json(home.run.plan, plans[name])
-    if looks_across_samples(runner.model):
+    if not can_divide(asked.config, runner.model):
         every = _options(asked, home, lesson, divisible=False)
     training = LegTraining(
         LegsRequest(
@@ -178,14 +178,17 @@ def _options(
     )
 
 
-def looks_across_samples(model: nn.Module) -> bool:
-    """Whether a layer normalises over the samples of a batch, which must then stay whole.
+def can_divide(config: Config, model: nn.Module) -> bool:
+    """Whether parts of a batch can have the statistics of all, or need not have them."""
+    from paceline.local.batch_norm import refuse_own_forward
 
-    The only condition of this kind: a strategy that sums these layers' statistics needs it no more.
-    """
-    from torch.nn.modules.batchnorm import _BatchNorm
-
-    return any(isinstance(layer, _BatchNorm) for layer in model.modules())
+    if "local_batch_norm" in config.numerics.allow:
+        return True
+    try:
+        refuse_own_forward(model)
+    except StrategyError:
+        return False
+    return True
 
 
 def _no_plan(config: Config) -> Plan:

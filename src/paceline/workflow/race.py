@@ -28,7 +28,7 @@ from paceline.plan.hopes import plan_of
 from paceline.plan.pilot import MOST_PAIRS, OBVIOUS, typical
 from paceline.schema import Candidate, Config, NodePlan, Race
 from paceline.text import rate
-from paceline.workflow.alone import looks_across_samples
+from paceline.workflow.alone import can_divide
 from paceline.workflow.rehearsal import Rehearsal, rehearsing
 
 TURN_SECONDS = 1.0
@@ -194,7 +194,7 @@ def _race(request: RaceRequest) -> Race:
         rehearsal.ranks = max(node.ranks for node in nodes)
         footprint = measure_footprint(parts, config, request.batch_size)
         numerics = variants(config.numerics, images=len(parts.dataset.sample_shape) == 3)
-        whole = looks_across_samples(parts.build_model())
+        whole = not can_divide(config, parts.build_model())
         limit, estimates = MEMORY_PART * available_mb(), dict[str, float]()
         contest = _Contest(request, rehearsal)
 
@@ -206,7 +206,9 @@ def _race(request: RaceRequest) -> Race:
             estimates[entry.name] = needed
             reason = ""
             if whole and node.divides:
-                reason = "BatchNorm looks across the samples of a batch, which must stay whole"
+                reason = (
+                    "a layer looks across the samples of a batch in its own way: it must stay whole"
+                )
             elif needed > limit:
                 reason = f"needs about {needed:,.0f} MB, of {limit:,.0f} free"
             contest.enter(entry, reason)
