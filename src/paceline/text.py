@@ -79,6 +79,17 @@ def printable(text: str) -> str:
     return "".join(ascii(each)[1:-1] if steers(each) else each for each in text)
 
 
+def is_one_line(text: str) -> bool:
+    """Whether a terminal may have a text as it is, in the middle of a line.
+
+    >>> is_one_line("torch 2.13"), is_one_line("a\\nb"), is_one_line("\\x1b[31m")
+    (True, False, False)
+    """
+    return (text.isascii() and text.isprintable()) or (
+        "\n" not in text and "\t" not in text and printable(text) == text
+    )
+
+
 def spreadsheet_cell(cell: Any) -> Any:
     """A cell of a CSV file: what a spreadsheet would compute as a formula is marked as a text.
 

@@ -26,6 +26,7 @@ import torch
 from paceline.exchange.staleness import Staleness
 from paceline.exchange.validation import check_finite, check_word
 from paceline.exchange.wire import Answer, BadMessageError, Kind, Link, Request
+from paceline.schema.plain import parse_json
 
 TELL_SECONDS = 0.2
 """Between two words of a server group to the first one."""
@@ -59,7 +60,7 @@ class Words:
     def hear(self, node: int, text: str) -> Word:
         """Remember the word of a server."""
         try:
-            word = json.loads(text)
+            word = parse_json(text)
             check_word(word, ("training", "progress", "updates", "mixes"))
             self._words[node] = Word(**word)
         except (TypeError, ValueError) as error:

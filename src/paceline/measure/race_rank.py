@@ -22,6 +22,7 @@ from paceline.launch.rank import die_with_parent, heed_signals, record_failure
 from paceline.run import RunDirectory
 from paceline.schema import Candidate, NodePlan, decode, encode, read_json, write_json
 from paceline.schema.codec import rule
+from paceline.schema.plain import parse_json
 
 if TYPE_CHECKING:
     from paceline.local.board import Board
@@ -178,7 +179,7 @@ def _follow(ground: TrialGround, board: Board) -> None:
         text = board.announce()
         if not text:
             return
-        order = json.loads(text)
+        order = parse_json(text)
         if order["do"] == "close":
             alternation.close()
             continue

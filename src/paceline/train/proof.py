@@ -30,6 +30,7 @@ from paceline.local.base import Job, LocalStrategy
 from paceline.local.memory import give_back_memory
 from paceline.local.still import chance_kept, still
 from paceline.observe.recorder import Recorder
+from paceline.schema.plain import parse_json
 from paceline.schema.proof import Proof
 from paceline.train.assemble import (
     Task,
@@ -113,7 +114,7 @@ def _prove_plan(task: Task, parts: Parts) -> None:
     elif first:
         expected = plainly.train(read_samples(task, parts, sizes))
         order["rate"] = expected.rate
-    order = json.loads(_from_first(task, json.dumps(order)))
+    order = parse_json(_from_first(task, json.dumps(order)))
     if order["known"]:
         return
     batches = read_samples(task, parts, sizes)

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import DivergedError, PacelineError, StorageError
+from paceline.errors import (
+    ConfigError,
+    DivergedError,
+    PacelineError,
+    RunDirectoryError,
+    StorageError,
+)
 from paceline.plan.pilot import (
     Decision,
     Knowledge,
@@ -25,6 +31,7 @@ from paceline.plan.pilot import (
 from paceline.run import RunDirectory
 from paceline.schema import Plan, decode, encode, write_json
 from paceline.schema.legs import Leg
+from paceline.schema.plain import parse_json, read_text
 from paceline.text import rate
 from paceline.workflow.runners import Here, Home, Runner, There, Went, wait_until_ready
 
@@ -349,4 +356,13 @@ def read_legs(path: Path) -> list[Leg]:
     """The legs of a run; none where it has no legs.jsonl."""
     if not path.exists():
         return []
-    return [decode(Leg, json.loads(line)) for line in path.read_text().splitlines()]
+    found: list[Leg] = []
+    try:
+        for line in read_text(path).splitlines():
+            found.append(decode(Leg, parse_json(line)))
+    except (OSError, ValueError, ConfigError) as error:
+        raise RunDirectoryError(
+            f"{path} is damaged in line {len(found) + 1}: {error}; remove it to train without"
+            " repeating its legs"
+        ) from None
+    return found
