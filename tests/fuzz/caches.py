@@ -20,7 +20,8 @@ from readers import FaultError, Random, Target, host, measured_machines, nothing
 from safetensors.torch import save_file
 
 from paceline.config import load_config
-from paceline.schema import Config, Plan, encode
+from paceline.errors import UserError
+from paceline.schema import Candidate, Config, NodePlan, Plan, encode
 
 
 def _bad_files(random: Random, folder: Path) -> None:
@@ -60,6 +61,7 @@ def _legs(random: Random, folder: Path) -> None:
 
 def _lesson(random: Random, folder: Path) -> None:
     from paceline.plan.hopes import options
+    from paceline.plan.pilot import Knowledge, next_leg
     from paceline.schema.legs import Lesson
     from paceline.workflow.alone import _read_lesson
 
@@ -72,15 +74,23 @@ def _lesson(random: Random, folder: Path) -> None:
         config, cores=4, batch_size=16, elementwise=True, images=True, many=True, divisible=True,
         learned=lesson.factors,
     )  # fmt: skip
-    if not found or any(not 0 < option.hope < float("inf") for option, _ in found):
-        raise FaultError(f"hopes {[option.hope for option, _ in found]}")
+    for updates in (10, 100_000):
+        known = Knowledge(options=[option for option, _ in found], updates=updates, start=None)
+        if next_leg(known).name not in [option.name for option, _ in found]:
+            raise FaultError("a plan that nobody offered")
 
 
 def _proof(random: Random, folder: Path) -> None:
     from paceline.measure.choice import without
-    from paceline.schema import Race
+    from paceline.schema import Race, read_json
     from paceline.schema.proof import Proof
     from paceline.train.proof_record import FILE, known
+
+    def candidate(name: str, speed: float) -> Candidate:
+        node = NodePlan(strategy="threads", threads=2 if name == "a" else 1)
+        return Candidate(
+            name=name, node=node, images_per_second=speed, low=speed, high=speed, chosen=name == "a"
+        )
 
     task: Any = SimpleNamespace(run=SimpleNamespace(path=folder))
     whole = Proof(key="k", passed=True, tolerance=1e-4, tensors=3, samples=(3, 2))
@@ -89,7 +99,10 @@ def _proof(random: Random, folder: Path) -> None:
     found = known(task, "k")
     if found is not None and not (found.passed and found.key == "k"):
         raise FaultError("what was not proved was taken for proved")
-    without(Race(), found or Proof(reason="x", cause="loss"), Config())
+    with contextlib.suppress(UserError):
+        found = read_json(Proof, folder / FILE)
+    race = Race(batch_size=16, candidates=(candidate("a", 100.0), candidate("b", 90.0)))
+    without(race, found or Proof(reason="x", cause="loss"), Config())
 
 
 def _plans(random: Random, folder: Path) -> None:

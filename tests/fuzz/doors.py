@@ -25,6 +25,7 @@ import mutations
 from readers import FaultError, Target, call, check_message, nothing
 
 from paceline.errors import PacelineError, WorkerError
+from paceline.launch.inspection import Asked as _Asked
 from paceline.schema import Plan, encode
 from paceline.schema.hosts import Host
 
@@ -451,8 +452,6 @@ class _Host:
     random: Random
 
     def __init__(self, host: Host, command: list[str]) -> None:
-        from paceline.launch.inspection import Asked
-
         self.host, self.sent = host, 1.5e9
         reading, self._writing = os.pipe()
         stdout = os.fdopen(reading, "rb", buffering=0)
@@ -464,8 +463,8 @@ class _Host:
             poll=lambda: None if self._writing >= 0 else 1,
         )
         self._rest = b""
-        self.read = Asked.read.__get__(self)
-        self.last_words = Asked.last_words.__get__(self)
+        self.read = _Asked.read.__get__(self)
+        self.last_words = _Asked.last_words.__get__(self)
         self._answers = [FACTS, REACHED] if command[2].endswith("checks") else []
         if self._answers:
             self._print(FACTS)

@@ -241,9 +241,9 @@ def call(*arguments: str) -> None:
     except SystemExit as done:
         code = done.code
     text = err.getvalue()
-    if code == 2:
+    if code == 2 and text.strip():
         raise RunDirectoryError(text.strip().removeprefix("paceline: ").splitlines()[-1])
-    if code != 0 or "internal error" in text or "Traceback" in text:
+    if code not in (0, 2) or "internal error" in text or "Traceback" in text:
         raise FaultError(f"exit code {code}: {text[-600:]}")
     if "--json" in arguments:
         try:

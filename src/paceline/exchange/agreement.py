@@ -143,7 +143,8 @@ def read_description(text: bytes) -> Any:
         if note is None:
             return None
         checked(note, {"name": ONE_LINE, "files": [list]})
-        for name, size, digest in note["files"]:
+        for entry in note["files"]:
+            name, size, digest = entry
             checked([name, note["name"], digest], [ONE_LINE])
             if checked(size, int) < 0 or _PLAIN_NAME.fullmatch(name) is None:
                 raise ValueError(f"{shown(name)} of {size} bytes is no file of a checkpoint")

@@ -61,6 +61,8 @@ def read_order(body: bytes) -> Order:
     """An order from its bytes, whose MAC was right; ValueError for anything else."""
     try:
         plain = checked(parse_json(body), _ORDER)
+        if not plain["keys"] and plain["do"] != "count":
+            raise ValueError("it names no key")
         value, expected = (
             base64.b64decode(plain.get(name) or "", validate=True) for name in ("value", "expected")
         )

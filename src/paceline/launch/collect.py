@@ -59,7 +59,7 @@ class Receiving:
             elif "log" in message:
                 self._append(message["log"], checked(message, _LOG_FIELDS))
             elif "sums" in message:
-                self._install(message["unit"], checked(message, _UNIT_FIELDS)["sums"])
+                self._install(checked(message, _UNIT_FIELDS)["unit"], message["sums"])
             else:
                 self._add(checked(message, _PIECE_FIELDS)["unit"], message)
         except (OSError, ValueError) as error:

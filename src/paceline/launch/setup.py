@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.errors import UserError
+from paceline.errors import UserError, shortened
 from paceline.launch.inspection import read_object, with_remedy
 from paceline.launch.ssh import ssh_words
 from paceline.launch.wheelhouse import by_index, hashed_requirements, last_error
@@ -169,7 +169,7 @@ class HostSetup:
             )
         found = next(filter(None, map(read_object, reversed(out.encode().splitlines()))), None)
         if found is None:
-            words = with_remedy(last_error(errors))
+            words = with_remedy(shortened(last_error(errors)))
             raise UserError(f"host {self.host.name} does not answer: {words}")
         try:
             return dict(checked(found, _ANSWER))
@@ -247,8 +247,8 @@ class HostSetup:
             if "No matching distribution" in errors or "connection" in errors.lower():
                 remedy = "; where the host has no internet, give --wheelhouse DIR"
             raise UserError(
-                f"setting up host {name} failed at `{what}`: {with_remedy(last_error(errors))}"
-                + remedy
+                f"setting up host {name} failed at `{what}`:"
+                f" {with_remedy(shortened(last_error(errors)))}" + remedy
             )
 
     def words(self, script: str) -> list[str]:

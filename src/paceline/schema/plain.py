@@ -188,7 +188,13 @@ def checked(value: Any, shape: Any, name: str = "it") -> Any:
     return value
 
 
-_SHAPES: Final = {int: "a whole number", float: "a finite number", str: "a text", bool: "a switch"}
+_SHAPES: Final = {
+    int: "a whole number",
+    float: "a finite number",
+    str: "a text",
+    bool: "a switch",
+    list: "a list",
+}
 
 
 def _inside(name: str, key: str) -> str:
