@@ -440,7 +440,8 @@ def _read_cache(random: Random, folder: Path) -> None:
     kept.write_bytes(mutations.damaged_bytes(random, kept.read_bytes()))
     again = cached_array(folder, [source], "x", lambda: pixels)
     kept.unlink()
-    _ = again.shape
+    if not np.array_equal(again, pixels):
+        raise FaultError("a damaged array was taken for whole")
 
 
 def targets() -> list[Target]:

@@ -20,7 +20,8 @@ from paceline.exchange.base import Beginning, Setting
 from paceline.exchange.hogwild import Hogwild
 from paceline.exchange.neighbours import Neighbours
 from paceline.exchange.network import Network
-from paceline.exchange.validation import BadMessageError, check_finite, is_finite
+from paceline.exchange.validation import BadMessageError, check_finite
+from paceline.local.finite import is_finite
 from paceline.schema import ExchangeSettings, NodePlan, Plan, RankContext
 
 HOSTS = ["host-0", "host-1"]
