@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import unicodedata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -62,6 +63,15 @@ def leave_terminal() -> None:
             if stat.S_ISCHR(os.fstat(descriptor).st_mode):
                 os.dup2(nowhere, descriptor)
     os.close(nowhere)
+
+
+def user_path(text: str | Path) -> Path:
+    """A path as a person writes it: `~` is the home folder, `~name` another's where there is one.
+
+    >>> user_path("~nobody-of-that-name/x")
+    PosixPath('~nobody-of-that-name/x')
+    """
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - Path's own raises for unknown names
 
 
 def printable(text: str) -> str:

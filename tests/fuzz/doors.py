@@ -296,7 +296,7 @@ class _Wire:
 
     def send(self, kind: str, **fields: Any) -> None:
         if self._random.randint(0, 7) == 0:
-            with contextlib.suppress(ValueError, TypeError):
+            with contextlib.suppress(ValueError, TypeError, RecursionError):
                 fields = json.loads(json.dumps(mutations.damaged_data(self._random, fields)))
         if not isinstance(fields, dict):
             fields = {}

@@ -20,6 +20,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
+from paceline.errors import shortened, shown
 from paceline.schema.plain import ONE_LINE, checked, parse_json
 from paceline.secure.addresses import listening_address
 from paceline.secure.door import Door
@@ -87,7 +88,7 @@ def read_answer(body: bytes) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise RuntimeError(f"the store answers what cannot be used: {error}") from None
     if "error" in answer:
-        raise RuntimeError(str(answer["error"]))
+        raise RuntimeError(shortened(answer["error"]))
     return answer
 
 
@@ -124,7 +125,7 @@ class Table:
         elif order.do == "count":
             return {"number": len(self.values)}
         else:
-            return {"error": f"the store has no order {order.do!r}"}
+            return {"error": f"the store has no order {shown(order.do)}"}
         return {}
 
 

@@ -134,7 +134,7 @@ class Agent:
             self.run.config.write_text(message["config"])
         with contextlib.suppress(OSError):
             os.chdir(message["folder"])
-        wanted = message["cores"]
+        wanted = message.get("cores")
         cores = visible_cores()[: wanted or None]
         mine = divide_cores(cores, message["slots"], message["slot"])
         if message["slots"] > 1 or wanted:

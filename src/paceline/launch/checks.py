@@ -25,6 +25,7 @@ from paceline.data.base import DataRequest
 from paceline.errors import PacelineError
 from paceline.references import is_reference
 from paceline.schema.plain import parse_json
+from paceline.text import user_path
 
 PACKAGES = ("paceline", "torch", "numpy", "mpi4py")
 _REACH_SECONDS = 5.0
@@ -121,7 +122,7 @@ def data_place(request: DataRequest) -> Path | None:
 
         return cifar10_place(request)
     if request.name == "image_folder":
-        return Path(request.root).expanduser() if request.root else None
+        return user_path(request.root) if request.root else None
     return None if request.name in registry.names() else registry.find_folder(request)
 
 
