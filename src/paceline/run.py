@@ -191,13 +191,25 @@ def _begin_again(path: Path) -> RunDirectory:
     """An empty run directory, locked, in place of one that was only begun."""
     run = RunDirectory(path)
     run.lock()
+    kept = {file: file.read_bytes() for file in (run.config, run.plan) if file.is_file()}
+    _clear(path)
+
+    def undo() -> None:
+        """As it was: what it was to be is not lost with a try that was refused."""
+        _clear(path)
+        for file, content in kept.items():
+            file.write_bytes(content)
+
+    run._undo = undo
+    return run
+
+
+def _clear(path: Path) -> None:
     for entry in path.iterdir():
         if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
+            shutil.rmtree(entry, ignore_errors=True)
         elif entry.name != ".lock":
-            entry.unlink()
-    run._undo = lambda: shutil.rmtree(path, ignore_errors=True)
-    return run
+            entry.unlink(missing_ok=True)
 
 
 def _has_files(path: Path) -> bool:

@@ -127,7 +127,8 @@ def begun(path: Path) -> Path:
     (path / "rank-0").mkdir(parents=True)
     (path / "rank-0" / "events.jsonl").write_text("{}\n")
     (path / "checkpoints").mkdir()
-    for name in ("config.toml", "plan.json", "race-a.json", "metrics.jsonl", ".lock"):
+    (path / "config.toml").write_text("seed = 5\n")
+    for name in ("plan.json", "race-a.json", "metrics.jsonl", ".lock"):
         (path / name).touch()
     return path
 
@@ -140,7 +141,12 @@ def test_a_run_that_was_only_begun_can_begin_again(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="is in use by another training"):
         RunDirectory(path).lock()
     run.lock()  # it has the lock already
+    (path / "rank-0").mkdir()
+    run.discard()  # the try was refused
+    assert sorted(entry.name for entry in path.iterdir()) == [".lock", "config.toml", "plan.json"]
+    assert run.config.read_text() == "seed = 5\n"
     run.unlock()
+    create_run("x", path).unlock()
 
 
 @pytest.mark.parametrize(
