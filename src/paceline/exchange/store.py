@@ -83,11 +83,11 @@ def read_answer(body: bytes) -> dict[str, Any]:
     """The store's answer from its bytes; RuntimeError for one that cannot be used."""
     try:
         answer: dict[str, Any] = checked(parse_json(body), _ANSWER)
-        if "value" in answer:
+        if answer.get("value") is not None:
             answer["value"] = base64.b64decode(answer["value"], validate=True)
     except (TypeError, ValueError) as error:
         raise RuntimeError(f"the store answers what cannot be used: {error}") from None
-    if "error" in answer:
+    if answer.get("error") is not None:
         raise RuntimeError(shortened(answer["error"]))
     return answer
 
