@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.errors import LONGEST_VALUE, ConfigError, shown
+from paceline.errors import ConfigError, shortened, shown
 from paceline.text import is_one_line
 
 DEEPEST: Final = 64
@@ -122,7 +122,7 @@ def parse_value(text: str, option: str) -> Any:
         tables = {"value": text}
     except ValueError as error:
         value = shown(text).strip("'\"")
-        raise ConfigError(f"{option[:LONGEST_VALUE]} {value} cannot be used: {error}") from None
+        raise ConfigError(f"{shortened(option)} {value} cannot be used: {error}") from None
     # More than one key: the text has lines of its own, and is a text.
     return tables["value"] if len(tables) == 1 else text
 
