@@ -7,11 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from paceline.launch.control import Control
+from paceline.launch.control import Control, Lost
 
 
 @contextlib.contextmanager
-def attended(lost: list[int] | None = None) -> Iterator[Control]:
+def attended(
+    lost: list[int] | None = None, *, lost_ones: list[Lost] | None = None
+) -> Iterator[Control]:
     """A control of one node; whom it loses is added to `lost`. It must still turn at the end."""
     control = Control(1)
     ended = threading.Event()
@@ -23,6 +25,8 @@ def attended(lost: list[int] | None = None) -> Iterator[Control]:
                 _, found = control.turn(0.02)
                 if lost is not None:
                     lost.extend(each.node for each in found)
+                if lost_ones is not None:
+                    lost_ones.extend(found)
         except BaseException as error:
             failures.append(error)
 

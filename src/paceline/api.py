@@ -235,7 +235,7 @@ def _checkpoint(
     if found is None:
         raise RunDirectoryError(
             f"{directory.path} has no checkpoint to continue from: train it from the start with"
-            f" `paceline train {directory.config}`"
+            f" `paceline train {directory.config} --run {directory.path}`"
         )
     config = with_lengths(config, found[1])
     check_continued(*found, config)

@@ -25,6 +25,7 @@ from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 from paceline.errors import ConfigError
+from paceline.text import user_path
 
 __all__ = ["is_object", "is_reference", "object_name", "reference_to", "resolve", "resolve_factory"]
 
@@ -139,7 +140,7 @@ def _load_module(name: str, subject: str) -> ModuleType:
 
 
 def _load_file(place: str, subject: str) -> ModuleType:
-    path = Path(place).expanduser().resolve()
+    path = user_path(place).resolve()
     if not path.is_file():
         raise ConfigError(
             f"{subject}: there is no file {str(path)!r}; give a path from the current folder"

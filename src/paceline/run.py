@@ -16,6 +16,11 @@ from paceline.errors import RunDirectoryError, StorageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EIO)
+_BEGINNING = re.compile(
+    r"(config\.toml|(plan|proof|machines|race|race-[^/]+)\.json|(legs|metrics)\.jsonl|\.lock|\.id"
+    r"|\.launch|tensorboard|checkpoints|(rank|node)-\d+|\.[^/]*\.partial)"
+)
+"""Names of what a run has before its first evaluation."""
 
 
 class RunDirectory:
@@ -71,6 +76,8 @@ class RunDirectory:
 
     def lock(self) -> None:
         """Refuse a second training in the same directory while one is running."""
+        if self._lock is not None:
+            return
         descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -139,6 +146,8 @@ def create_run(name: str, where: Path | None = None, root: Path = Path("runs")) 
             path = _new_path(root, name)
         else:
             path = where
+            if is_only_begun(path):
+                return _begin_again(path)
             if path.exists() and (not path.is_dir() or _has_files(path)):
                 raise RunDirectoryError(
                     f"{path} exists and is not empty: continue it with --resume, or choose another"
@@ -161,6 +170,46 @@ def create_run(name: str, where: Path | None = None, root: Path = Path("runs")) 
     run = RunDirectory(path)
     run._undo = undo
     return run
+
+
+def is_only_begun(path: Path) -> bool:
+    """True for a run that was ended before it had anything to lose: a checkpoint or an evaluation.
+
+    Everything in it is what beginning it writes; with a file of anybody else's it is none.
+    """
+    if not (path / "config.toml").is_file():
+        return False
+    names = [entry.name for entry in path.iterdir()]
+    if not all(_BEGINNING.fullmatch(name) for name in names):
+        return False
+    metrics, checkpoints = path / "metrics.jsonl", path / "checkpoints"
+    is_evaluated = metrics.exists() and metrics.stat().st_size > 0
+    return not is_evaluated and not (checkpoints.is_dir() and any(checkpoints.glob("[!.]*")))
+
+
+def _begin_again(path: Path) -> RunDirectory:
+    """An empty run directory, locked, in place of one that was only begun."""
+    run = RunDirectory(path)
+    run.lock()
+    kept = {file: file.read_bytes() for file in (run.config, run.plan) if file.is_file()}
+    _clear(path)
+
+    def undo() -> None:
+        """As it was: what it was to be is not lost with a try that was refused."""
+        _clear(path)
+        for file, content in kept.items():
+            file.write_bytes(content)
+
+    run._undo = undo
+    return run
+
+
+def _clear(path: Path) -> None:
+    for entry in path.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.name != ".lock":
+            entry.unlink(missing_ok=True)
 
 
 def _has_files(path: Path) -> bool:

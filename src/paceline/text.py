@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import unicodedata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -64,6 +65,15 @@ def leave_terminal() -> None:
     os.close(nowhere)
 
 
+def user_path(text: str | Path) -> Path:
+    """A path as a person writes it: `~` is the home folder, `~name` another's where there is one.
+
+    >>> user_path("~nobody-of-that-name/x")
+    PosixPath('~nobody-of-that-name/x')
+    """
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - Path's own raises for unknown names
+
+
 def printable(text: str) -> str:
     """A text of a file, a host or a data set as a terminal may have it: nothing in it steers.
 
@@ -77,6 +87,17 @@ def printable(text: str) -> str:
         return each in _TURNING or (each not in "\n\t" and unicodedata.category(each) in _STEERING)
 
     return "".join(ascii(each)[1:-1] if steers(each) else each for each in text)
+
+
+def is_one_line(text: str) -> bool:
+    """Whether a terminal may have a text as it is, in the middle of a line.
+
+    >>> is_one_line("torch 2.13"), is_one_line("a\\nb"), is_one_line("\\x1b[31m")
+    (True, False, False)
+    """
+    return (text.isascii() and text.isprintable()) or (
+        "\n" not in text and "\t" not in text and printable(text) == text
+    )
 
 
 def spreadsheet_cell(cell: Any) -> Any:

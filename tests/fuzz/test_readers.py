@@ -26,6 +26,8 @@ SLOW = (
     "run: trace",
     "run: compare",
     "run: runs",
+    "plan cache",
+    "ssh: doctor",
 )
 """Whole commands: some a second each."""
 

@@ -120,3 +120,57 @@ def test_a_refused_continuation_leaves_an_opened_run_as_it_was(tmp_path: Path) -
     (run.checkpoints / "latest").symlink_to("step-00000001")
     run.discard()
     assert run.config.read_text() == "after\n", "it has trained since"
+
+
+def begun(path: Path) -> Path:
+    """A run as a kill before its first checkpoint leaves it."""
+    (path / "rank-0").mkdir(parents=True)
+    (path / "rank-0" / "events.jsonl").write_text("{}\n")
+    (path / "checkpoints").mkdir()
+    (path / "config.toml").write_text("seed = 5\n")
+    for name in ("plan.json", "race-a.json", "metrics.jsonl", ".lock"):
+        (path / name).touch()
+    return path
+
+
+def test_a_run_that_was_only_begun_can_begin_again(tmp_path: Path) -> None:
+    path = begun(tmp_path / "run")
+    run = create_run("x", path)
+    assert run.is_new
+    assert [entry.name for entry in path.iterdir()] == [".lock"]
+    with pytest.raises(RunDirectoryError, match="is in use by another training"):
+        RunDirectory(path).lock()
+    run.lock()  # it has the lock already
+    (path / "rank-0").mkdir()
+    run.discard()  # the try was refused
+    assert sorted(entry.name for entry in path.iterdir()) == [".lock", "config.toml", "plan.json"]
+    assert run.config.read_text() == "seed = 5\n"
+    run.unlock()
+    create_run("x", path).unlock()
+
+
+@pytest.mark.parametrize(
+    "more", ["notes.txt", "checkpoints/step-00000004", "checkpoints/damaged-step-4", ".away.json"]
+)
+def test_a_run_with_something_to_lose_does_not_begin_again(tmp_path: Path, more: str) -> None:
+    path = begun(tmp_path / "run")
+    (path / more).touch()
+    with pytest.raises(RunDirectoryError, match="is not empty: continue it with --resume"):
+        create_run("x", path)
+    assert (path / "rank-0" / "events.jsonl").exists()
+
+
+def test_an_evaluation_is_something_to_lose(tmp_path: Path) -> None:
+    path = begun(tmp_path / "run")
+    (path / "metrics.jsonl").write_text('{"epoch": 1}\n')
+    with pytest.raises(RunDirectoryError, match="is not empty"):
+        create_run("x", path)
+
+
+def test_a_run_that_has_just_begun_elsewhere_is_left_alone(tmp_path: Path) -> None:
+    other = RunDirectory(begun(tmp_path / "run"))
+    other.lock()
+    with pytest.raises(RunDirectoryError, match="is in use by another training"):
+        create_run("x", other.path)
+    assert other.config.exists()
+    other.unlock()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +10,7 @@ import click
 from paceline import data as datasets
 from paceline.config.environment import cache_root, data_root
 from paceline.errors import DataError, unknown_name
+from paceline.text import user_path
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -100,7 +100,7 @@ def get(ctx: click.Context, name: str, root: str | None, mirror: tuple[str, ...]
     spec = datasets.spec(name)
     before = ctx.obj or (None, False)
     place = root or before[0] or _root(None)
-    folder = (Path(place).expanduser() if place else cache_root() / "data") / name
+    folder = (user_path(place) if place else cache_root() / "data") / name
     with _progress_bar() as bar:
         tasks: dict[str, TaskID] = {}
 
@@ -115,7 +115,7 @@ def get(ctx: click.Context, name: str, root: str | None, mirror: tuple[str, ...]
 
 def _root(given: str | None) -> str | None:
     if given is not None:
-        if not Path(given).expanduser().exists():
+        if not user_path(given).exists():
             raise DataError(f"--data {given!r} does not exist; give a folder that does")
         return given
     found = data_root()

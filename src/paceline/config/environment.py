@@ -15,19 +15,20 @@ from paceline.errors import ConfigError, shown
 from paceline.schema.rank import RankContext
 from paceline.secure.files import read_private, write_private
 from paceline.secure.sealing import checked_secret, new_secret
+from paceline.text import user_path
 
 
 def data_root(environment: Mapping[str, str] = os.environ) -> Path | None:
     """Folder with data sets: PACELINE_DATA, or None."""
     value = environment.get("PACELINE_DATA")
-    return Path(value).expanduser() if value else None
+    return user_path(value) if value else None
 
 
 def cache_root(environment: Mapping[str, str] = os.environ) -> Path:
     """Folder for what can be made again: PACELINE_CACHE, or the user's cache folder."""
     value = environment.get("PACELINE_CACHE")
     if value:
-        return Path(value).expanduser()
+        return user_path(value)
     base = environment.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "paceline"
 

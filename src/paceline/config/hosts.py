@@ -10,6 +10,7 @@ from paceline.errors import ConfigError, shown
 from paceline.schema.codec import decode
 from paceline.schema.hosts import Host, HostDefaults, Hosts
 from paceline.schema.plain import parse_value, read_toml
+from paceline.text import user_path
 
 _RULE = "give a hosts.toml, names as --hosts a,b, or --hosts lab inside `paceline lab run`"
 
@@ -28,7 +29,7 @@ def find_hosts(text: str) -> Hosts:
                 " ... --hosts lab"
             )
         return load_hosts(path)
-    path = Path(text).expanduser()
+    path = user_path(text)
     if text.endswith(".toml") or "/" in text or _is_file(path):
         return load_hosts(path)
     return hosts_from_names(text)

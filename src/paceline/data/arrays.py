@@ -10,6 +10,7 @@ import contextlib
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,10 +18,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.data.base import Source, fingerprint_of
+from paceline.schema import write_json
+from paceline.schema.checkpoint import sum_of
+from paceline.schema.plain import ONE_LINE, checked, read_json_file
 
 if TYPE_CHECKING:
     import torch
 
+SETTLED = 2_000_000_000
+"""Nanoseconds: two changes closer to each other than this may leave a file with the same time."""
 # Up to this size a scaled copy of the whole array is made once; beyond it, batches are scaled.
 SCALED_COPY_LIMIT = 1 << 30
 
@@ -115,7 +121,8 @@ def cached_array(
     """The array that `make` gives, kept in a memory-mapped file that processes share.
 
     The key holds the files' names, sizes and times of change, so that a changed file is
-    read again. Without a place to write to, the array stays in memory.
+    read again; a note beside the array has its SHA-256, so that a damaged one is made again.
+    Without a place to write to, the array stays in memory.
     """
     stats = [path.stat() for path in files]
     identity = [
@@ -124,6 +131,7 @@ def cached_array(
     target = folder / "arrays" / f"{tag}-{fingerprint_of(['1', *identity])}.npy"
     # What numpy raises for a damaged header can be nearly anything; the array is then made again.
     with contextlib.suppress(Exception):
+        check_kept(target)
         kept = np.asarray(np.load(target, mmap_mode="r", allow_pickle=False))
         if kept.dtype == np.uint8:
             return kept
@@ -138,7 +146,32 @@ def cached_array(
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(target)
+            _write_note(target, sum_of(target))
         finally:
             temporary.unlink(missing_ok=True)
         return np.asarray(np.load(target, mmap_mode="r", allow_pickle=False))
     return array
+
+
+def check_kept(path: Path) -> None:
+    """Raise ValueError or OSError where a kept array is not what was written.
+
+    A file that was last changed well before its content was last summed up is not read for this.
+    """
+    note = checked(read_json_file(_note_of(path)), {"changed": int, "seen": int, "sum": ONE_LINE})
+    changed = path.stat().st_mtime_ns
+    if changed == note["changed"] and note["seen"] - changed > SETTLED:
+        return
+    if sum_of(path) != note["sum"]:
+        raise ValueError(f"{path} is not what was written")
+    with contextlib.suppress(OSError):
+        _write_note(path, note["sum"])
+
+
+def _write_note(path: Path, content: str) -> None:
+    note = {"changed": path.stat().st_mtime_ns, "seen": time.time_ns(), "sum": content}
+    write_json(_note_of(path), note)
+
+
+def _note_of(path: Path) -> Path:
+    return path.with_suffix(".json")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import DataError
+from paceline.text import user_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -116,7 +117,7 @@ class DataRequest:
     def search_folders(self) -> list[Path]:
         """Folders that may hold the data set, the user's own first."""
         downloaded = self.cache_folder / "data"
-        return ([Path(self.root).expanduser()] if self.root else []) + [downloaded]
+        return ([user_path(self.root)] if self.root else []) + [downloaded]
 
     def check_options(self, *valid: str) -> None:
         """Refuse options that this data set does not know."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from paceline.data.base import DataSpec, Download
-from paceline.errors import DataError
+from paceline.errors import DataError, shortened
 
 BLOCK = 1 << 18
 TIMEOUT_SECONDS = 30.0
@@ -165,7 +165,7 @@ def _write(out: BinaryIO, block: bytes, part: Path) -> None:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
-        return f"HTTP {error.code} {error.reason}"
+        return f"HTTP {error.code} {shortened(str(error.reason))}"
     if isinstance(error, urllib.error.URLError):
         return f"not reachable ({error.reason})"
-    return " ".join(str(error).split()) or type(error).__name__
+    return shortened(" ".join(str(error).split())) or type(error).__name__

@@ -17,7 +17,7 @@ import numpy as np
 from paceline.data.base import Skipped, fingerprint_of
 from paceline.data.images import SUFFIXES, quick_check
 from paceline.errors import DataError
-from paceline.schema.plain import read_json_file
+from paceline.schema.plain import ONE_LINE, checked, read_json_file
 
 TRAIN_NAMES = ("train", "training")
 TEST_NAMES = ("val", "valid", "validation", "test")
@@ -169,10 +169,12 @@ def find_bad_files(
     """
     memory = cache / "checks" / f"{fingerprint_of([CHECK_VERSION, key])}.json"
     with _locked(memory.with_suffix(".lock")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError):
             content = read_json_file(memory)
-            found = [(str(path), str(reason)) for path, reason in content["skipped"]]
-            return tuple(Skipped(path=path, reason=reason) for path, reason in found)
+            shape = {"skipped": [[ONE_LINE]]}
+            found = [Skipped(path=p, reason=r) for p, r in checked(content, shape)["skipped"]]
+            if {one.path for one in found} <= {file.path for file in listing.files}:
+                return tuple(found)
         with ThreadPoolExecutor(max(1, workers)) as pool:
             paths = (listing.folder / file.path for file in listing.files)
             reasons = list(pool.map(check, paths, chunksize=16))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.data.base import DataRequest, Dataset, DataSpec
 from paceline.errors import DataError, unknown_name
+from paceline.text import user_path
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset as MapDataset
@@ -69,7 +70,7 @@ def _open(request: DataRequest) -> Dataset:
                 "data set 'image_folder' needs a folder: write data = 'path/to/folder', or point"
                 " PACELINE_DATA or --data to it"
             )
-        return _open_folder(request, Path(request.root).expanduser())
+        return _open_folder(request, user_path(request.root))
     if name in _OPENERS:
         opener: Callable[[DataRequest], Dataset] = _load(*_OPENERS[name])
         return opener(request)
@@ -108,14 +109,14 @@ def is_here(request: DataRequest) -> bool:
 
 def find_folder(request: DataRequest) -> Path | None:
     """The folder that the request names: by its path, or by its name below the root."""
-    places = [Path(request.name).expanduser()]
+    places = [user_path(request.name)]
     places += [root / request.name for root in request.search_folders]
     return next((place for place in places if place.is_dir()), None)
 
 
 def folders_below(root: str | None) -> list[str]:
     """Folders below the root that may be opened by name as image folders."""
-    place = Path(root).expanduser() if root else None
+    place = user_path(root) if root else None
     if place is None or not place.is_dir():
         return []
     return sorted(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.errors import UnsupportedError
+from paceline.errors import UnsupportedError, WorkerError, shown
 from paceline.exchange.network import Network
 from paceline.local.shared import model_digest
+from paceline.schema.plain import ONE_LINE, checked, parse_json
+
+_PLAIN_NAME = re.compile(r"\w[\w\-]*(\.\w[\w\-]*)*")
 
 PIECE = 32 * 2**20
 """Bytes of one broadcast, about: large enough for a link's full rate, small beside a model."""
@@ -129,7 +133,26 @@ def _broadcast_json(network: Network, value: Any) -> Any:
     if network.rank == 0:
         data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
     network.broadcast(data, 0, "the checkpoint's description")
-    return json.loads(bytes(data.tolist()))
+    return read_description(bytes(data.tolist()))
+
+
+def read_description(text: bytes) -> Any:
+    """What the first node says of its files; nothing of it may lie outside of a folder."""
+    try:
+        note = parse_json(text)
+        if note is None:
+            return None
+        checked(note, {"name": ONE_LINE, "files": [list]})
+        for entry in note["files"]:
+            name, size, digest = entry
+            checked([name, note["name"], digest], [ONE_LINE])
+            if checked(size, int) < 0 or _PLAIN_NAME.fullmatch(name) is None:
+                raise ValueError(f"{shown(name)} of {size} bytes is no file of a checkpoint")
+        if _PLAIN_NAME.fullmatch(note["name"]) is None:
+            raise ValueError(f"{shown(note['name'])} is no checkpoint")
+    except ValueError as error:
+        raise WorkerError(f"the first node describes a checkpoint that is none: {error}") from None
+    return note
 
 
 def _broadcast_file(network: Network, path: Path, size: int, *, write: bool) -> None:

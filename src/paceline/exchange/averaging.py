@@ -10,7 +10,7 @@ from paceline.errors import DivergedError
 from paceline.exchange.base import Exchange, Setting
 from paceline.exchange.buckets import divide
 from paceline.exchange.network import Pending
-from paceline.exchange.validation import is_finite
+from paceline.local.finite import is_finite
 from paceline.local.shared import memory_view
 
 

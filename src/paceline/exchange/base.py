@@ -15,9 +15,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from paceline.errors import DivergedError
 from paceline.exchange.agreement import as_bytes
 from paceline.exchange.buckets import Buckets, Waitable
 from paceline.exchange.network import Network
+from paceline.local.finite import DIVERGED, bad_of, is_finite
 from paceline.schema import ExchangeSettings
 
 Memory = dict[str, torch.Tensor]
@@ -134,10 +136,20 @@ class Summing(Exchange):
         super().attach(weights)
         self._buckets = Buckets(
             self._weights,
-            self.sum,
+            self._checked_sum,
             capacity=int(self.setting.options.bucket_mb * 2**20),
             overlap=self.setting.overlap and self.setting.options.overlap,
         )
+
+    def _checked_sum(self, flat: torch.Tensor, number: int) -> Waitable:
+        """Send nothing that would make every node's weights useless: who has it says so."""
+        if not is_finite(flat):
+            network = self.network
+            raise DivergedError(
+                f"node {network.rank} on {network.hosts[network.rank]} has a gradient in"
+                f" {network.place} of which {bad_of(flat)} are not finite: {DIVERGED}"
+            )
+        return self.sum(flat, number)
 
     def finish(self) -> bool:
         assert self._buckets is not None

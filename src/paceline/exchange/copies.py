@@ -26,7 +26,9 @@ import torch
 from paceline.exchange.staleness import Staleness
 from paceline.exchange.validation import check_finite, check_word
 from paceline.exchange.wire import Answer, BadMessageError, Kind, Link, Request
+from paceline.schema.plain import ONE_LINE, checked, parse_json
 
+_WORD = {"bytes_sent": int, "bytes_received": int, "news": [ONE_LINE], "told": [float]}
 TELL_SECONDS = 0.2
 """Between two words of a server group to the first one."""
 
@@ -59,12 +61,14 @@ class Words:
     def hear(self, node: int, text: str) -> Word:
         """Remember the word of a server."""
         try:
-            word = json.loads(text)
+            word = parse_json(text)
             check_word(word, ("training", "progress", "updates", "mixes"))
-            self._words[node] = Word(**word)
+            heard = Word(**checked(word, _WORD))
+            Staleness().merge(heard.staleness)
         except (TypeError, ValueError) as error:
             raise BadMessageError("sent a word that says nothing") from error
-        return self._words[node]
+        self._words[node] = heard
+        return heard
 
     def finish(self, node: int) -> None:
         """A group whose workers have all ended."""

@@ -6,8 +6,11 @@ launcher hears every agent twice a second and knows within seconds. Imports no t
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
+
+from paceline.schema.plain import MOST_BYTES, checked, parse_json
 
 
 def losses_file(run: Path, node: int) -> Path:
@@ -30,10 +33,15 @@ class Losses:
         self._path, self._read = losses_file(run, node), 0
 
     def fresh(self) -> list[int]:
-        """Nodes that were lost since the last call."""
+        """Nodes that were lost since the last call; a line that is damaged names none."""
         try:
-            lines = self._path.read_text().split("\n")[:-1]
+            with self._path.open("rb") as file:
+                lines = file.read(MOST_BYTES).split(b"\n")[:-1]
         except OSError:
             return []
-        found, self._read = lines[self._read :], len(lines)
-        return [int(json.loads(line)["node"]) for line in found]
+        fresh, self._read = lines[self._read :], len(lines)
+        found = []
+        for line in fresh:
+            with contextlib.suppress(ValueError):
+                found.append(int(checked(parse_json(line), {"node": int})["node"]))
+        return found

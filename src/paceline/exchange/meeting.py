@@ -12,6 +12,7 @@ from paceline.exchange.network import Traffic
 from paceline.exchange.opening import gloo_group, open_store
 from paceline.exchange.wire import Link
 from paceline.schema import RankContext
+from paceline.schema.plain import ONE_LINE, checked, parse_json
 
 MOST_NODES = 2**16
 """A number of a node above this is no node's."""
@@ -30,13 +31,12 @@ class Arrival:
 def read_arrival(number: int, text: bytes) -> Arrival:
     """An arrival from what a worker left in the store; WorkerError for anything else."""
     try:
-        note = json.loads(text)
-        node, host = note["node"], note["host"]
-        if type(node) is not int or not 0 <= node < MOST_NODES or not isinstance(host, str):
-            raise ValueError
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise WorkerError(f"arrival {number} in the run's store cannot be read") from None
-    return Arrival(number=number, node=node, host=host)
+        note = checked(parse_json(text), {"node": int, "host": ONE_LINE})
+        if not 0 <= note["node"] < MOST_NODES:
+            raise ValueError(f"{note['node']} is no node")
+    except ValueError as error:
+        raise WorkerError(f"arrival {number} in the run's store cannot be read: {error}") from None
+    return Arrival(number=number, node=note["node"], host=note["host"])
 
 
 class Meeting:

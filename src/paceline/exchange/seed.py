@@ -7,7 +7,6 @@ optimizer state and update, whatever each has built or found on its own disk.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from paceline.exchange.validation import check_finite
 from paceline.exchange.wire import BadMessageError, Link
 from paceline.local.base import OptimizerState
 from paceline.local.shared import memory_view
+from paceline.schema.plain import parse_json
 
 Named = Sequence[tuple[str, torch.Tensor]]
 
@@ -136,7 +136,7 @@ def state_of(named: Named, seed: Seed) -> OptimizerState:
 def read_note(text: str) -> dict[str, Any]:
     """A note as it came; refused unless it is one."""
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError:
         found = None
     if not isinstance(found, dict):

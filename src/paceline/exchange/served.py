@@ -17,7 +17,7 @@ from paceline.exchange.meeting import Meeting
 from paceline.exchange.network import Network
 from paceline.exchange.seed import Seed
 from paceline.exchange.shards import cut, shard_bounds
-from paceline.exchange.wire import Answer, Kind, Link, LostError, Request
+from paceline.exchange.wire import Answer, BadMessageError, Kind, Link, LostError, Request
 from paceline.schema import ExchangeSettings, Plan, RankContext
 
 Vectors = Sequence[torch.Tensor]
@@ -77,7 +77,7 @@ class Served(Network):
     def _explained(self, what: str) -> Iterator[None]:
         try:
             yield
-        except LostError as lost:
+        except (LostError, BadMessageError) as lost:
             raise WorkerError(
                 f"worker {self.rank} on {self.hosts[self.rank]} lost a server"
                 f" ({', '.join(self.hosts[server] for server in self.servers)}) in {what} of"
@@ -127,7 +127,7 @@ class Served(Network):
                     link.answered()
                     seed.send(link)
                 answer = link.answered()
-                length = link.json(answer.length)["rest"]
+                length = link.json(answer.length, {"rest": int})["rest"]
                 link.receive(part)
                 if length:
                     rest = link.receive(torch.empty(length, dtype=torch.uint8))
@@ -218,7 +218,7 @@ class Served(Network):
                 telling = self._telling(number)
                 link.ask(Request(kind=Kind.REPORT, sequence=int(fresh), **telling))
                 answer = link.answered()
-                found.append(link.json(answer.length))
+                found.append(link.json(answer.length, {}))
                 if number == 0:
                     self._heard(answer)
             return found
@@ -229,7 +229,8 @@ class Served(Network):
             found = []
             for link, part in zip(self.links, weights, strict=True):
                 link.ask(Request(kind=Kind.STATE))
-                note = link.json(link.answered().length)
+                shape = {"whole": [str], "numbers": [{"*": float}]}
+                note = link.json(link.answered().length, shape)
                 link.receive(part)
                 vectors = {name: link.receive(torch.empty_like(part)) for name in note["whole"]}
                 found.append((note["numbers"], vectors))

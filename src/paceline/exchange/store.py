@@ -8,7 +8,6 @@ connections, counters and small notes; no code, no path and no configuration is 
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import datetime
 import json
@@ -21,6 +20,8 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
+from paceline.errors import shortened, shown
+from paceline.schema.plain import ONE_LINE, checked, parse_json
 from paceline.secure.addresses import listening_address
 from paceline.secure.door import Door
 from paceline.secure.line import Line, connect
@@ -28,6 +29,11 @@ from paceline.secure.line import Line, connect
 PURPOSE = "store"
 _SLACK_SECONDS = 10.0
 """How much later than its own deadline an answer may come: the first node may be busy."""
+_ORDER = {
+    "do": ONE_LINE, "keys": [str], "number?": int, "seconds?": float, "value?": str,
+    "expected?": str,
+}  # fmt: skip
+_ANSWER = {"number?": int, "value?": str, "error?": str}
 _LOOK_SECONDS = 0.5
 """Between two looks at deadlines of those who wait."""
 
@@ -55,24 +61,35 @@ class Order:
 def read_order(body: bytes) -> Order:
     """An order from its bytes, whose MAC was right; ValueError for anything else."""
     try:
-        plain = json.loads(body)
-        if not isinstance(plain, dict) or not isinstance(plain.get("keys"), list):
-            raise ValueError("an order must be an object with keys")
-        keys = tuple(plain["keys"])
-        if not all(isinstance(key, str) for key in keys) or not isinstance(plain.get("do"), str):
-            raise ValueError("keys and orders are texts")
-        number, seconds = plain.get("number", 0), plain.get("seconds", 0.0)
-        if type(number) is not int or type(seconds) not in (int, float):
-            raise ValueError("number and seconds are numbers")
+        plain = checked(parse_json(body), _ORDER)
+        if not plain["keys"] and plain["do"] != "count":
+            raise ValueError("it names no key")
         value, expected = (
-            base64.b64decode(plain.get(name, ""), validate=True) for name in ("value", "expected")
+            base64.b64decode(plain.get(name) or "", validate=True) for name in ("value", "expected")
         )
-        return Order(
-            do=plain["do"], keys=keys, value=value, expected=expected, number=number,
-            seconds=float(seconds),
-        )  # fmt: skip
-    except (RecursionError, TypeError, binascii.Error, OverflowError) as error:
+    except ValueError as error:
         raise ValueError(f"no order: {error}") from None
+    return Order(
+        do=plain["do"],
+        keys=tuple(plain["keys"]),
+        value=value,
+        expected=expected,
+        number=plain.get("number") or 0,
+        seconds=float(plain.get("seconds") or 0.0),
+    )
+
+
+def read_answer(body: bytes) -> dict[str, Any]:
+    """The store's answer from its bytes; RuntimeError for one that cannot be used."""
+    try:
+        answer: dict[str, Any] = checked(parse_json(body), _ANSWER)
+        if answer.get("value") is not None:
+            answer["value"] = base64.b64decode(answer["value"], validate=True)
+    except (TypeError, ValueError) as error:
+        raise RuntimeError(f"the store answers what cannot be used: {error}") from None
+    if answer.get("error") is not None:
+        raise RuntimeError(shortened(answer["error"]))
+    return answer
 
 
 @dataclass
@@ -108,7 +125,7 @@ class Table:
         elif order.do == "count":
             return {"number": len(self.values)}
         else:
-            return {"error": f"the store has no order {order.do!r}"}
+            return {"error": f"the store has no order {shown(order.do)}"}
         return {}
 
 
@@ -253,10 +270,7 @@ class SecureStore(Store):
                 line.wait(_LOOK_SECONDS)
                 bodies, is_open = line.receive_bytes()
                 if bodies:
-                    answer: dict[str, Any] = json.loads(bodies[0])
-                    if "error" in answer:
-                        raise RuntimeError(str(answer["error"]))
-                    return answer
+                    return read_answer(bodies[0])
                 if not is_open:
                     self._leave(line)
                     raise RuntimeError("the connection to the store was lost")
@@ -275,7 +289,7 @@ class SecureStore(Store):
 
     def get(self, key: str) -> bytes:
         answer = self._ask(Order(do="get", keys=(key,), seconds=self._seconds))
-        return base64.b64decode(answer["value"])
+        return bytes(answer["value"])
 
     def add(self, key: str, amount: int) -> int:
         return int(self._ask(Order(do="add", keys=(key,), number=int(amount)))["number"])
@@ -290,7 +304,7 @@ class SecureStore(Store):
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
         old, new = (v.encode() if isinstance(v, str) else bytes(v) for v in (expected, desired))
         answer = self._ask(Order(do="compare_set", keys=(key,), value=new, expected=old))
-        return base64.b64decode(answer["value"])
+        return bytes(answer["value"])
 
     def delete_key(self, key: str) -> bool:
         return bool(self._ask(Order(do="delete", keys=(key,)))["number"])

@@ -11,32 +11,18 @@ from typing import Any
 import torch
 
 from paceline.exchange.wire import BadMessageError, Kind, Request
+from paceline.local.finite import DIVERGED, bad_of, is_finite
 
-DIVERGED = (
-    "its training has diverged (lower optimizer.learning_rate, raise optimizer.warmup, or set"
-    " optimizer.clip_norm), or its memory or processor is faulty"
-)
 MOST_TEXT = 64 * 2**20
 """Bytes of a text between nodes at most: notes of models are far shorter."""
 MOST_NUMBERS = 2**24
 """Numbers of one sum over workers at most: those of evaluations and buffers are far fewer."""
 
 
-def is_finite(values: torch.Tensor) -> bool:
-    """Whether no element is NaN or infinite.
-
-    One pass that only reads: a sum is finite where all elements are, or has overflowed.
-    """
-    return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())
-
-
 def check_finite(values: torch.Tensor, what: str) -> None:
     """Refuse NaN and infinite values."""
     if not is_finite(values):
-        bad = int((~torch.isfinite(values)).sum())
-        raise BadMessageError(
-            f"sent {what} of which {bad} of {values.numel()} are not finite", DIVERGED
-        )
+        raise BadMessageError(f"sent {what} of which {bad_of(values)} are not finite", DIVERGED)
 
 
 def check_request(request: Request, elements: int) -> None:

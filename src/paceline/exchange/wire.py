@@ -9,7 +9,6 @@ rank ends the run.
 from __future__ import annotations
 
 import datetime
-import json
 import struct
 import time
 from dataclasses import astuple, dataclass
@@ -20,6 +19,7 @@ import torch
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.exchange.network import Traffic
+from paceline.schema.plain import checked, parse_json
 from paceline.secure.sealing import MAC_BYTES, Sealing, UnknownPeerError
 
 
@@ -232,11 +232,17 @@ class Link:
 
     def text(self, length: int) -> str:
         """A text of so many bytes."""
-        return self._receive_sealed(length).decode()
+        try:
+            return self._receive_sealed(length).decode()
+        except UnicodeDecodeError as error:
+            raise BadMessageError("sent a text that is none") from error
 
-    def json(self, length: int) -> Any:
-        """What a text of so many bytes says."""
-        return json.loads(self.text(length))
+    def json(self, length: int, shape: Any) -> Any:
+        """What a text of so many bytes says, if it has that shape."""
+        try:
+            return checked(parse_json(self.text(length)), shape)
+        except ValueError as error:
+            raise BadMessageError(f"sent an answer that cannot be used: {error}") from error
 
     def close(self) -> None:
         """Leave the connection; MPI's group is not this connection's own."""

@@ -7,7 +7,6 @@ experiment's own trainings; afterwards the steps that are done say it better.
 from __future__ import annotations
 
 import contextlib
-import json
 import statistics
 import subprocess
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from paceline.experiments.running import PACELINE, Work, prepare
 from paceline.experiments.spec import Step
 from paceline.report.load import finite
 from paceline.schema import write_json
+from paceline.schema.plain import parse_json
 from paceline.text import duration
 
 WORTH_PREDICTING = 600.0
@@ -112,5 +112,5 @@ def _predict(step: Step, out: Path) -> float | None:
         done = subprocess.run(
             [*PACELINE, *words], capture_output=True, text=True, timeout=PREDICTION_SECONDS
         )
-        return finite(json.loads(done.stdout)["rows"][0]["end_seconds"])
+        return finite(parse_json(done.stdout)["rows"][0]["end_seconds"])
     return None

@@ -10,7 +10,6 @@ be started again.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import shlex
@@ -36,6 +35,7 @@ from paceline.experiments.process import execute, locked, step_lock
 from paceline.experiments.spec import Experiment, Step, at_hand
 from paceline.lab.spec import LabSpec
 from paceline.schema import write_json
+from paceline.schema.plain import parse_json
 
 PEERS = ("benchmarks", "peers")
 PACELINE = (sys.executable, "-m", "paceline")
@@ -289,7 +289,7 @@ def _keep_printed(work: Work) -> None:
     for start in starts:
         if text[start : start + 1] in ("{", "["):
             with contextlib.suppress(ValueError):
-                found = json.loads(text[start:])
+                found = parse_json(text[start:])
                 write_json(work.result, found if isinstance(found, dict) else {"rows": found})
                 return
 

@@ -45,7 +45,7 @@ def send(connection: socket.socket, message: dict[str, Any], descriptors: list[i
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """Receive one JSON line and its descriptors; None when the other side has gone.
+    """Receive one JSON line and its descriptors; None when the other side has gone, or raves.
 
     Each side sends its next message only when the last was answered, or closes,
     so nothing is ever read beyond the end of the line.
@@ -62,10 +62,13 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]
         data += chunk
     # Two answers may arrive together (started, ended): keep them in order for the caller.
     first, _, rest = data.partition(b"\n")
-    message: dict[str, Any] = json.loads(first)
-    if rest:
-        message["then"] = [json.loads(line) for line in rest.splitlines()]
-    return message, descriptors
+    try:
+        message: dict[str, Any] = json.loads(first)
+        if rest:
+            message["then"] = [json.loads(line) for line in rest.splitlines()]
+    except (ValueError, TypeError, RecursionError):
+        return None, descriptors
+    return (message, descriptors) if isinstance(message, dict) else (None, descriptors)
 
 
 def call(path: str, message: dict[str, Any], descriptors: list[int] | None = None) -> socket.socket:

@@ -33,7 +33,7 @@ from paceline.config.environment import (
 )
 from paceline.exchange.losses import leave_word
 from paceline.launch.carry import Carrier
-from paceline.launch.channel import BEAT_SECONDS, Channel, Message, connect
+from paceline.launch.channel import BEAT_SECONDS, REPORT, Channel, Message, connect
 from paceline.launch.child import Child
 from paceline.launch.files import take_piece
 from paceline.launch.leftovers import SharedFiles
@@ -43,6 +43,8 @@ from paceline.local.board import Board, anonymous_memory
 from paceline.local.cores import divide_cores, pin, usable_cores, visible_cores
 from paceline.run import RunDirectory
 from paceline.schema import NodePlan, Plan, RankContext, decode
+from paceline.schema.plain import checked, parse_json, read_json_file
+from paceline.text import printable
 
 MARKER = ".launch"
 """File in the run directory by which an agent sees that it is the launcher's own."""
@@ -132,7 +134,7 @@ class Agent:
             self.run.config.write_text(message["config"])
         with contextlib.suppress(OSError):
             os.chdir(message["folder"])
-        wanted = message["cores"]
+        wanted = message.get("cores")
         cores = visible_cores()[: wanted or None]
         mine = divide_cores(cores, message["slots"], message["slot"])
         if message["slots"] > 1 or wanted:
@@ -195,6 +197,8 @@ class Agent:
     def on_start(self, message: Message) -> None:
         """Train this node's part."""
         plan = decode(Plan, message["plan"])
+        if self.node >= len(plan.nodes):
+            raise ValueError(f"the plan has {len(plan.nodes)} nodes, and this is node {self.node}")
         node = plan.nodes[self.node]
         self.first_rank = sum(other.ranks for other in plan.nodes[: self.node])
         self.ranks = node.ranks
@@ -233,7 +237,7 @@ class Agent:
 
     def on_lost(self, message: Message) -> None:
         """The launcher has lost a node that others here would wait for: leave word of it."""
-        leave_word(self.run.path, self.node, int(message["lost"]))
+        leave_word(self.run.path, self.node, message["lost"])
 
     def on_abort(self, message: Message) -> None:
         """Another host failed, or the user has lost patience."""
@@ -281,7 +285,8 @@ class Agent:
         assert self.child is not None
         lines, is_open = self.child.read(stream)
         for rank, text in lines:
-            self.channel.send("line", rank=self.first_rank if rank is None else rank, text=text)
+            number = self.first_rank if rank is None else rank
+            self.channel.send("line", rank=number, text=printable(text))
         if not is_open:
             self.selector.unregister(stream)
 
@@ -307,11 +312,12 @@ class Agent:
     def tell_answer(self, child: Child, code: int) -> None:
         """What a child has printed for the launcher, under the name of what it was started for."""
         try:
-            self.channel.send(child.purpose, **{child.purpose: json.loads(child.output())})
+            answer = checked(parse_json(child.output()), {}, "the answer")
+            self.channel.send(child.purpose, **{child.purpose: answer})
         except ValueError:
             what = _ANSWERS[child.purpose]
             report = _report(RuntimeError(f"{what} ended with code {code}"), self.first_rank)
-            words = child.last_words().removeprefix("paceline: ")
+            words = printable(child.last_words().removeprefix("paceline: "))
             report |= {"kind": "StrategyError", "expected": True}
             self.channel.send("error", report=report | ({"message": words} if words else {}))
 
@@ -319,8 +325,7 @@ class Agent:
         """What the child has left word of, or how it ended without one."""
         path = self.run.path / f"node-{self.node}" / "error.json"
         with contextlib.suppress(OSError, ValueError):
-            report: dict[str, Any] = json.loads(path.read_text())
-            return report
+            return dict(checked(read_json_file(path), REPORT))
         place = self.places()[0]
         where = f"in {place['phase'] or 'start-up'} of update {place['update']}"
         if code < 0:
@@ -365,7 +370,7 @@ def _report(error: BaseException, rank: int) -> dict[str, Any]:
     return {
         "rank": rank,
         "kind": type(error).__name__,
-        "message": str(error),
+        "message": printable(str(error)),
         "expected": False,
         "traceback": "",
     }

@@ -23,6 +23,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.errors import shown
 from paceline.launch.channel import Channel, Message
 from paceline.run import RunDirectory
 
@@ -341,9 +342,9 @@ class Carrier:
 
     def bring(self, folder: str) -> None:
         """Bring what an earlier agent has left."""
-        self._bringing = Bringing(
-            self.channel, next(path for path in self._kept if str(path) == folder)
-        )
+        if folder not in map(str, self._kept):
+            raise ValueError(f"{shown(folder)} is no folder that an agent of this run has left")
+        self._bringing = Bringing(self.channel, Path(folder))
         self._bringing.finish()
 
     def forget(self, update: int) -> None:

@@ -24,6 +24,8 @@ from paceline.data import registry
 from paceline.data.base import DataRequest
 from paceline.errors import PacelineError
 from paceline.references import is_reference
+from paceline.schema.plain import parse_json
+from paceline.text import user_path
 
 PACKAGES = ("paceline", "torch", "numpy", "mpi4py")
 _REACH_SECONDS = 5.0
@@ -120,7 +122,7 @@ def data_place(request: DataRequest) -> Path | None:
 
         return cifar10_place(request)
     if request.name == "image_folder":
-        return Path(request.root).expanduser() if request.root else None
+        return user_path(request.root) if request.root else None
     return None if request.name in registry.names() else registry.find_folder(request)
 
 
@@ -178,7 +180,7 @@ def free_port() -> int:
 
 def main(text: str) -> int:
     """Answer the launcher; see the module's own words."""
-    wanted = json.loads(text)
+    wanted = parse_json(text)
     use_variables(wanted.get("variables", {}))
     with socket.create_server(("", 0), backlog=256) as listener:
         found = facts(wanted) | {"port": listener.getsockname()[1], "free_port": free_port()}
@@ -186,7 +188,7 @@ def main(text: str) -> int:
         asked = sys.stdin.readline()
         if not asked:
             return 1
-        peers = json.loads(asked)["peers"]
+        peers = parse_json(asked)["peers"]
         reached = {name: try_reach(address, port) for name, address, port in peers}
         sources = [answer["from"] for answer in reached.values() if "from" in answer]
         outside = [source for source in sources if not source.startswith("127.")]

@@ -11,14 +11,15 @@ import re
 import secrets
 import shutil
 import time
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.errors import RunDirectoryError, StorageError
+from paceline.errors import RunDirectoryError, StorageError, shortened, shown
 from paceline.launch.channel import Message
+from paceline.schema.checkpoint import checkpoints_in, update_of
 from paceline.schema.config import Train
+from paceline.schema.plain import ONE_LINE, checked, parse_toml, read_json_file, read_text
 
 if TYPE_CHECKING:
     from paceline.launch.session import Session
@@ -31,6 +32,10 @@ _STEP = re.compile(r"step-\d{8,}")
 _LOG = re.compile(r"metrics\.jsonl|rank-\d+/events\.jsonl|tensorboard/events\.[\w.\-]+")
 _UNIT = re.compile(r"metrics\.jsonl|run\.json|checkpoints/step-\d{8,}")
 _NAME = re.compile(r"|\w[\w\-]*(\.\w[\w\-]*)*")
+_LOG_FIELDS = {"log": ONE_LINE, "at": int, "data": str, "sum": ONE_LINE}
+_PIECE_FIELDS = {"unit": ONE_LINE, "name": ONE_LINE, "at": int, "data": str}
+_UNIT_FIELDS = {"unit": ONE_LINE, "sums": {"*": ONE_LINE}}
+_LINK_FIELDS = {"links": {"latest?": ONE_LINE, "best?": ONE_LINE}}
 
 
 class Receiving:
@@ -50,30 +55,32 @@ class Receiving:
         """Whether a piece is now where it belongs."""
         try:
             if "links" in message:
-                self._link(message["links"])
+                self._link(checked(message, _LINK_FIELDS)["links"])
             elif "log" in message:
-                self._append(str(message["log"]), message)
+                self._append(message["log"], checked(message, _LOG_FIELDS))
             elif "sums" in message:
-                self._install(str(message["unit"]), message["sums"])
+                self._install(checked(message, _UNIT_FIELDS)["unit"], message["sums"])
             else:
-                self._add(str(message["unit"]), message)
-        except (OSError, ValueError, LookupError) as error:
-            if str(error) != self._complained:
-                self._complained = str(error)
-                self._say(f"warning: what a host brings cannot be kept here: {error}")
+                self._add(checked(message, _PIECE_FIELDS)["unit"], message)
+        except (OSError, ValueError) as error:
+            words = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else error
+            why = shortened(str(words))
+            if why != self._complained:
+                self._complained = why
+                self._say(f"warning: what a host brings cannot be kept here: {why}")
             return False
         return True
 
     def _append(self, name: str, message: Message) -> None:
         _check(_LOG, name)
-        data = base64.b64decode(message["data"])
+        data = _decoded(message["data"], name)
         if hashlib.sha256(data).hexdigest() != message["sum"]:
             raise ValueError(f"{name} came damaged")
         path = self.run / name
         path.parent.mkdir(exist_ok=True)
-        at = int(message["at"]) + self._before.get(name, 0)
+        at = message["at"] + self._before.get(name, 0)
         size = path.stat().st_size if path.exists() else 0
-        if size < at:
+        if not 0 <= at <= size:
             raise ValueError(f"{name} has {size} bytes, and what came belongs behind {at}")
         with path.open("r+b" if path.exists() else "wb") as file:
             file.seek(at)
@@ -85,13 +92,15 @@ class Receiving:
         return place.with_name(f".partial-{place.name}")
 
     def _add(self, unit: str, message: Message) -> None:
-        partial, name = self._partial(unit), _check(_NAME, str(message["name"]))
+        partial, name = self._partial(unit), _check(_NAME, message["name"])
         path = partial / name if name else partial
-        at = int(message["at"])
+        at = message["at"]
+        data = _decoded(message["data"], unit)
         if at == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._digests[path] = hashlib.sha256()
-        data = base64.b64decode(message["data"])
+        elif path not in self._digests:
+            raise ValueError(f"pieces of {unit} are missing")
         with path.open("wb" if at == 0 else "r+b") as file:
             if file.seek(0, os.SEEK_END) != at:
                 raise ValueError(f"pieces of {unit} are missing")
@@ -102,7 +111,10 @@ class Receiving:
         partial, final = self._partial(unit), self.run / unit
         for name, expected in sums.items():
             path = partial / name if _check(_NAME, name) else partial
-            if self._digests.pop(path).hexdigest() != expected:
+            digest = self._digests.pop(path, None)
+            if digest is None:
+                raise ValueError(f"{name or 'the file'} of {unit} did not come")
+            if digest.hexdigest() != expected:
                 raise ValueError(f"{unit} came damaged")
             descriptor = os.open(path, os.O_RDONLY)
             try:
@@ -119,7 +131,7 @@ class Receiving:
     def _link(self, links: dict[str, str]) -> None:
         folder = self.run / "checkpoints"
         for name in ("latest", "best"):
-            if name in links and (folder / _check(_STEP, str(links[name]))).is_dir():
+            if links.get(name) and (folder / _check(_STEP, links[name])).is_dir():
                 new = folder / f".{name}-new"
                 new.unlink(missing_ok=True)
                 new.symlink_to(links[name])
@@ -139,9 +151,16 @@ class Receiving:
                 shutil.rmtree(hidden, ignore_errors=True)
 
 
+def _decoded(text: str, name: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise ValueError(f"{name} came damaged") from None
+
+
 def _check(pattern: re.Pattern[str], name: str) -> str:
     if pattern.fullmatch(name) is None:
-        raise ValueError(f"{name!r} is nothing that belongs into a run")
+        raise ValueError(f"{shown(name)} is nothing that belongs into a run")
     return name
 
 
@@ -152,7 +171,7 @@ class Collecting:
         self.session = session
         self.run = session.order.run.path
         self._away = self.run / AWAY
-        keep = tomllib.loads(session.order.config).get("train", {}).get("keep", Train().keep)
+        keep = parse_toml(session.order.config).get("train", {}).get("keep", Train().keep)
         self._receiving = Receiving(self.run, keep=int(keep), say=session.order.say)
         self.heard = 0.0
         """When something was last brought."""
@@ -207,8 +226,8 @@ class Collecting:
 
     def _read_away(self) -> dict[str, str]:
         with contextlib.suppress(OSError, ValueError):
-            found = json.loads(self._away.read_text())
-            return {"host": str(found["host"]), "folder": str(found["folder"])}
+            found = read_json_file(self._away)
+            return dict(checked(found, {"host": ONE_LINE, "folder": ONE_LINE}))
         return {}
 
     def begin(self) -> None:
@@ -242,7 +261,10 @@ def run_identity(run: Path) -> str:
     path = run / IDENTITY
     if not path.exists():
         path.write_text(secrets.token_hex(8))
-    found = path.read_text().strip()
+    try:
+        found = read_text(path).strip()
+    except ValueError:
+        found = ""
     if re.fullmatch(r"[0-9a-f]{16}", found) is None:
         raise RunDirectoryError(f"{path} is damaged: remove it")
     return found
@@ -250,6 +272,5 @@ def run_identity(run: Path) -> str:
 
 def newest_here(run: Path) -> int:
     """The update of the newest checkpoint of a run; 0 without one."""
-    found = (run / "checkpoints").glob("step-*")
-    steps = [p.name.removeprefix("step-") for p in found if (p / "state.json").is_file()]
-    return max((int(step) for step in steps if step.isdigit()), default=0)
+    found = checkpoints_in(run / "checkpoints")
+    return max((update_of(path) for path in found if (path / "state.json").is_file()), default=0)

@@ -53,6 +53,8 @@ class Lost:
     node: int
     silent_seconds: float | None
     """How long nothing was heard; None: its connection was closed."""
+    fault: str = ""
+    """What was wrong with its last message, if that is why the connection was closed."""
 
 
 class Control:
@@ -155,7 +157,7 @@ class Control:
                 del self.peers[peer.node]
                 if not peer.ended:
                     self.peers[peer.node] = peer  # remembered for the message
-                    lost.append(Lost(peer.node, None))
+                    lost.append(Lost(peer.node, None, channel.fault))
         lost += self._find_silent()
         return messages, lost
 
@@ -202,19 +204,13 @@ class Control:
         if not arrived and is_open:
             return [], True
         hello: Message = arrived[0] if arrived else {"kind": ""}
-        if hello["kind"] == "join" and isinstance(hello.get("host"), dict):
+        if hello["kind"] == "join":
             del self._nameless[channel]
             self._selector.unregister(channel)
             self.guests.append((channel, hello))
             return [], True
-        node, cores = hello.get("node"), hello.get("cores", [])
-        fits = isinstance(cores, list) and all(type(core) is int for core in cores)
-        if (
-            hello["kind"] != "hello"
-            or type(node) is not int
-            or node not in self.missing
-            or not fits
-        ):
+        node, cores = hello.get("node"), hello.get("cores") or []
+        if hello["kind"] != "hello" or type(node) is not int or node not in self.missing:
             self._drop(channel)
             return [], False
         try:
@@ -226,7 +222,7 @@ class Control:
         self.peers[node] = Peer(
             node=node,
             channel=channel,
-            host=str(hello.get("host", "")),
+            host=hello.get("host") or "",
             address=address,
             cores=tuple(cores),
         )

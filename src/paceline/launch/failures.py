@@ -25,7 +25,10 @@ def order(failure: Message | Lost) -> int:
 
 def lost_sentence(lost: Lost, host: str, rank: int, place: str) -> str:
     """Who was lost, what it was doing, and the likely cause."""
-    if lost.silent_seconds is None:
+    if lost.fault:
+        how = f"was let go: it sent what no agent of this version sends ({lost.fault})"
+        why = "install the same version on all hosts"
+    elif lost.silent_seconds is None:
         how = "has gone: its connection was closed"
         why = "it was shut down, or its processes were killed"
     else:

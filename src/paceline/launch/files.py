@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from paceline.errors import shown
 from paceline.launch.channel import CHUNK, Message
 
 
@@ -44,19 +46,24 @@ def _pieces(root: Path, name: str) -> Iterator[Message]:
 
 def take_piece(root: Path, message: Message) -> None:
     """Write one piece that `pieces_of` made below `root`, and nowhere else."""
-    place = root / str(message["path"])
+    place = root / message["path"]
     place = place.parent.resolve() / place.name
-    named = place.parent / str(message.get("link", place.name))
+    named = place.parent / (message.get("link") or place.name)
     if not all(path.resolve().is_relative_to(root.resolve()) for path in (place, named)):
-        raise ValueError(f"{message['path']!r} does not lie inside the run")
+        raise ValueError(f"{shown(message['path'])} does not lie inside the run")
     place.parent.mkdir(parents=True, exist_ok=True)
-    if "link" in message:
+    if message.get("link"):
         new = place.with_name(f".{place.name}-new")
         new.unlink(missing_ok=True)
         new.symlink_to(message["link"])
         new.replace(place)
         return
-    at = int(message["at"])
+    at = message.get("at")
+    try:
+        data = base64.b64decode(message["data"], validate=True)
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"a piece of {shown(message['path'])} came damaged") from None
     with place.open("wb" if at == 0 else "r+b") as file:
-        file.seek(at)
-        file.write(base64.b64decode(message["data"]))
+        if file.seek(0, os.SEEK_END) != at:
+            raise ValueError(f"pieces of {shown(message['path'])} are missing")
+        file.write(data)

@@ -9,20 +9,36 @@ import selectors
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from paceline.config.environment import passed_variables
-from paceline.errors import UserError
+from paceline.errors import UserError, shortened
 from paceline.launch.ssh import ssh_words
 from paceline.references import is_reference
 from paceline.schema import Config
 from paceline.schema.hosts import Host
+from paceline.schema.plain import ONE_LINE, checked, parse_json
 
 ANSWER_SECONDS = 45.0
 CLOCK_SECONDS = 30.0
 """Clocks further apart than this make times in logs misleading."""
+LONGEST_ANSWER = 2**20
+"""Bytes of a line that a host prints; a longer one is no answer of ours."""
+FACTS = {
+    "host": ONE_LINE, "versions": {"*": ONE_LINE}, "mpi?": ONE_LINE, "cores": int, "usable": int,
+    "memory_mb": int, "time": float, "data": ONE_LINE, "sources": {"*": ONE_LINE}, "port": int,
+    "free_port": int,
+}  # fmt: skip
+"""What `launch.checks` answers first ..."""
+REACHED = {
+    "reached": {"*": {"error?": ONE_LINE, "seconds?": float, "from?": ONE_LINE}},
+    "interface?": [ONE_LINE],
+}
+"""... and then."""
+_SAME = "is it of the same version? `paceline hosts setup` makes hosts equal"
 _MUST_AGREE = ("paceline", "torch", "python")
 _REMEDIES = (
     # What ssh or Python says last -> what to do about it.
@@ -98,7 +114,7 @@ class Inspection:
             " `address` another of its addresses in hosts.toml"
             for name, answers in self.reached.items()
             for other, answer in answers.items()
-            if "error" in answer
+            if answer.get("error")
         ]
         return found
 
@@ -117,7 +133,7 @@ class Inspection:
             if self.facts[name]["data"] != self.facts[having[0]]["data"]
         ]
         for source in self.facts[names[0]]["sources"]:
-            hashes = {name: self.facts[name]["sources"][source] for name in names}
+            hashes = {name: self.facts[name]["sources"].get(source, "none") for name in names}
             found += [
                 f"host {name} does not have {source}: copy it there, at the same path"
                 for name in names
@@ -185,12 +201,10 @@ class Asked:
         assert self.process.stdout is not None
         data = os.read(self.process.stdout.fileno(), 1 << 16)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            with contextlib.suppress(ValueError):  # else: what a login script printed
-                answer = json.loads(line)
-                if isinstance(answer, dict):
-                    return answer, False
-        return None, bool(data)
+        if len(self._rest) > LONGEST_ANSWER:
+            self._rest = b""
+        found = next(filter(None, map(read_object, lines)), None)
+        return found, bool(data) and found is None
 
     def tell(self, message: dict[str, Any]) -> None:
         assert self.process.stdin is not None
@@ -203,10 +217,11 @@ class Asked:
         self.process.kill()
         _, errors = self.process.communicate(timeout=10)
         lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
+        last = shortened(lines[-1]) if lines else ""
         if waited is None:
-            return with_remedy(lines[-1] if lines else "it ended without a word")
+            return with_remedy(last or "it ended without a word")
         words = f"nothing came within {waited:.0f} s (a busy host, or a login script that waits?)"
-        return f"{words}; its last words: {with_remedy(lines[-1])}" if lines else words
+        return f"{words}; its last words: {with_remedy(last)}" if lines else words
 
     def close(self) -> None:
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
@@ -233,7 +248,7 @@ def inspect_hosts(hosts: tuple[Host, ...], wanted: dict[str, Any]) -> Inspection
                 asked.append(Asked(host, words))
             except OSError as error:
                 failures[host.name] = with_remedy(str(error))
-        facts = collect(asked, failures)
+        facts = collect(asked, failures, FACTS)
         now = time.time()
         for name, found in facts.items():
             # Between asking and now: an error of seconds at most, which is enough to warn.
@@ -248,7 +263,7 @@ def inspect_hosts(hosts: tuple[Host, ...], wanted: dict[str, Any]) -> Inspection
                 if other is not each
             ]
             each.tell({"peers": peers})
-        answers = collect(able, failures)
+        answers = collect(able, failures, REACHED)
     finally:
         for each in asked:
             each.close()
@@ -256,7 +271,9 @@ def inspect_hosts(hosts: tuple[Host, ...], wanted: dict[str, Any]) -> Inspection
         facts=facts,
         reached={name: answer["reached"] for name, answer in answers.items()},
         networks={
-            name: tuple(answer["interface"]) if answer["interface"] else None
+            name: (answer["interface"][0], answer["interface"][1])
+            if len(answer.get("interface") or ()) == 2
+            else None
             for name, answer in answers.items()
         },
         failures=failures,
@@ -270,10 +287,22 @@ def _apart(theirs: float, before: float, after: float) -> float:
     return max(0.0, theirs - after)
 
 
+def read_object(line: bytes) -> dict[str, Any] | None:
+    """A table that a host has printed; None for what else a login script prints."""
+    try:
+        found = parse_json(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def collect(
-    asked: list[Asked], failures: dict[str, str], seconds: float = ANSWER_SECONDS
+    asked: list[Asked],
+    failures: dict[str, str],
+    shape: Mapping[str, Any],
+    seconds: float = ANSWER_SECONDS,
 ) -> dict[str, dict[str, Any]]:
-    """One line of JSON from every host; who gives none is noted with the reason."""
+    """One line of JSON from every host, of that shape; who gives none is noted with the reason."""
     found: dict[str, dict[str, Any]] = {}
     deadline = time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
@@ -285,7 +314,10 @@ def collect(
                 each = key.data
                 answer, may_come = each.read()
                 if answer is not None:
-                    found[each.host.name] = answer
+                    try:
+                        found[each.host.name] = checked(answer, shape)
+                    except ValueError as error:
+                        failures[each.host.name] = f"its answer cannot be used: {error}; {_SAME}"
                 elif not may_come:
                     failures[each.host.name] = each.last_words()
                 if not may_come:

@@ -15,7 +15,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.config.environment import passed_variables
 from paceline.errors import ConfigError, PacelineError, RunDirectoryError, WorkerError
@@ -26,6 +26,7 @@ from paceline.launch.ssh import SshEngine
 from paceline.schema import Plan, decode, encode
 from paceline.schema.codec import rule
 from paceline.schema.hosts import Host, Place
+from paceline.schema.plain import ONE_LINE, checked, parse_json
 from paceline.secure.files import read_private, write_private
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 DOOR = "join.json"
 """File in the run directory: where to ask."""
+_NOTE = {"addresses": [ONE_LINE], "port": int, "secret": ONE_LINE}
 ANSWER_SECONDS = 150.0
 
 
@@ -202,14 +204,14 @@ def _answer(guest: Channel, is_in: bool, text: str) -> None:
 def ask_to_join(run: Path, host: Host) -> str:
     """Ask the launcher of a run to take a host in; its answer, or an error."""
     try:
-        note: dict[str, Any] = json.loads(read_private(run / DOOR))
-        addresses = [(str(address), int(note["port"])) for address in note["addresses"]]
-        secret = str(note["secret"])
+        note = checked(parse_json(read_private(run / DOOR)), _NOTE)
+        if not 0 < note["port"] < 2**16 or not note["secret"]:
+            raise ValueError("no port, or no secret")
     except PermissionError:
         raise RunDirectoryError(
             f"{run / DOOR} is not yours: only who trains can let hosts join"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         raise RunDirectoryError(
             f"{run} takes no workers now: a host can join a training with exchange.kind ="
             " 'parameter_server' over Gloo, while it runs"
@@ -221,7 +223,8 @@ def ask_to_join(run: Path, host: Host) -> str:
             " or in [defaults]"
         )
     try:
-        channel = connect(addresses, secret)
+        places = [(address, note["port"]) for address in note["addresses"]]
+        channel = connect(places, note["secret"])
     except ConnectionError as error:
         raise RunDirectoryError(f"{run} is not being trained any more: {error}") from None
     asked = Asked(name=host.name, address=host.address, cores=host.cores)
@@ -231,11 +234,14 @@ def ask_to_join(run: Path, host: Host) -> str:
         channel.wait(0.5)
         messages, is_open = channel.receive()
         for message in messages:
+            if message["kind"] != "answer":
+                continue
             channel.close()
             if message["joined"]:
                 return str(message["text"])
             raise WorkerError(f"host {host.name} cannot join: {message['text']}")
         if not is_open:
+            channel.close()
             raise WorkerError("the training ended before the host could join")
     channel.close()
     raise WorkerError(f"the launcher did not answer within {ANSWER_SECONDS:.0f} s")

@@ -20,15 +20,24 @@ from typing import IO, TYPE_CHECKING, Any
 
 from paceline.config import load_config
 from paceline.config.environment import rank_context, shared_memory
-from paceline.errors import UserError
+from paceline.errors import UserError, WorkerError, shown
 from paceline.launch.rank import die_with_parent, leave, record_failure
 from paceline.run import RunDirectory
 from paceline.schema import Plan, decode
+from paceline.schema.plain import ONE_LINE, checked, parse_json
 
 if TYPE_CHECKING:
     from paceline.local.board import Board
     from paceline.train.loop import Trainer
 
+ORDERS: dict[str, dict[str, Any]] = {
+    "leg": {"plan": {}, "rest": {}, "began": float},
+    "go": {"until": int, "patience?": float},
+    "finish": {"open_seconds": float, "more": {}, "received?": int},
+    "close_leg": {},
+    "end": {},
+}
+"""What a rank can be told, and the words that belong to it."""
 SHOW_SECONDS = 0.1
 """How often the first rank tells how far it is."""
 
@@ -47,6 +56,18 @@ def main(run_path: str, handover: int, answers: int) -> int:
     except BaseException as error:
         record_failure(run, context, error)
         return 1
+
+
+def read_order(line: str) -> dict[str, Any]:
+    """An order with its words, all of them; WorkerError for anything else."""
+    try:
+        order = checked(parse_json(line), {"do": ONE_LINE}, "an order")
+        words = ORDERS.get(order["do"])
+        if words is None or {"do", *order} != {"do", *(word.rstrip("?") for word in words)}:
+            raise ValueError(f"{shown(order['do'])} with {shown(sorted(order))} is none")
+        return dict(checked(order, words, "an order"))
+    except ValueError as error:
+        raise WorkerError(f"what came is no order for a rank: {error}") from None
 
 
 class LegRank:
@@ -70,7 +91,7 @@ class LegRank:
         """Carry out one order after the other."""
         self._answer(did="wake")
         for line in orders:
-            order = json.loads(line)
+            order = read_order(line)
             try:
                 getattr(self, f"_{order.pop('do')}")(**order)
             except UserError as error:

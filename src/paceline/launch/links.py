@@ -25,6 +25,7 @@ import threading
 import time
 from typing import Any
 
+from paceline.schema.plain import checked, parse_json
 from paceline.secure.addresses import listening_address
 from paceline.secure.line import connect, prove
 from paceline.secure.sealing import Sealing
@@ -38,6 +39,8 @@ _LATENCY_SECONDS = 1.0
 STRANGER_SECONDS = 2.0
 """How long who has not proved anything can keep the others waiting."""
 LONGEST_SECONDS = 60.0
+_LONGEST_ANSWER = 4096
+"""Bytes of what a receiver says it got: one number."""
 _WARM = 0.25
 """Part of the time that is not counted: TCP begins slowly."""
 
@@ -92,12 +95,14 @@ def _throughput(connection: socket.socket, seconds: float) -> float:
             if not data:
                 raise ConnectionError("the other side hung up")
             answer += data
+            if len(answer) > _LONGEST_ANSWER:
+                raise ConnectionError("the other side answers without an end")
         elif writable:
             with contextlib.suppress(BlockingIOError):
                 connection.send(BLOCK)
     # Closing this way drops what is still buffered: minutes, on a slow link.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    return float(json.loads(answer)["megabits"])
+    return float(checked(parse_json(answer), {"megabits": float})["megabits"])
 
 
 def serve(listener: socket.socket, secret: str) -> None:
@@ -162,7 +167,7 @@ def _receive(connection: socket.socket, seconds: float) -> float:
 
 def main() -> int:
     """Do what the launcher says; see the module's own words."""
-    first = json.loads(sys.stdin.readline() or "{}")
+    first = parse_json(sys.stdin.readline() or "{}")
     if not first:
         return 1
     secret = str(first["secret"])
@@ -170,7 +175,7 @@ def main() -> int:
     threading.Thread(target=serve, args=(listener, secret), daemon=True).start()
     print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
     for line in sys.stdin:
-        order = json.loads(line)
+        order = parse_json(line)
         if order["do"] == "clock":
             answer: dict[str, Any] = {"time": time.time()}
         else:

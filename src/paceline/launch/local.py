@@ -23,10 +23,12 @@ from paceline.config.environment import (
     shared_memory_environment,
 )
 from paceline.errors import WorkerError
+from paceline.launch.channel import REPORT
 from paceline.launch.signals import handled
 from paceline.run import RunDirectory
 from paceline.schema import NodePlan, RankContext
-from paceline.schema.plain import read_json_file
+from paceline.schema.plain import checked, read_json_file
+from paceline.text import printable
 
 if TYPE_CHECKING:
     from paceline.local.board import Board
@@ -228,8 +230,8 @@ def _reports(ranks: Ranks) -> list[dict[str, Any]]:
     reports = []
     for number in range(len(ranks.processes)):
         path = ranks.run.rank(ranks.first + number) / "error.json"
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            report = read_json_file(path)
+        with contextlib.suppress(OSError, ValueError):
+            report = checked(read_json_file(path), {**REPORT, "time": float, "traceback": str})
             if report["message"] != "another rank failed":
                 reports.append(report)
     return reports
@@ -253,7 +255,7 @@ def _relay(stream: IO[bytes], number: int) -> bool:
     if data == b"":
         return False
     for line in (data or b"").decode(errors="replace").splitlines():
-        print(f"[rank {number}] {line}", flush=True)
+        print(f"[rank {number}] {printable(line)}", flush=True)
     return True
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.config.environment import SECRET, Started, shared_secret
 from paceline.errors import UserError
 from paceline.launch.checks import free_port
+from paceline.schema.plain import parse_json
 
 if TYPE_CHECKING:
     from paceline.exchange.store import SecureStore
@@ -77,7 +78,7 @@ class MpiMeeting(Meeting):
         for root, size in enumerate(sizes):
             room = bytearray(data if root == self.rank else bytes(size))
             self._world.Bcast([room, self._mpi.BYTE], root=root)
-            found.append(json.loads(bytes(room)))
+            found.append(parse_json(bytes(room)))
         return found
 
     def rendezvous(self) -> tuple[str, int]:
@@ -137,7 +138,7 @@ class StoreMeeting(Meeting):
         self._round += 1
         self._store.set(f"{self._round}/{self.rank}", json.dumps(value))
         keys = [f"{self._round}/{rank}" for rank in range(self.size)]
-        return [json.loads(self._store.get(key)) for key in keys]
+        return [parse_json(self._store.get(key)) for key in keys]
 
     def rendezvous(self) -> tuple[str, int]:
         port = self.share(free_port() if self.rank == 0 else None)

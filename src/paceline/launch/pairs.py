@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.launch.inspection import Asked, collect, with_remedy
 from paceline.schema.hosts import Host
+from paceline.schema.plain import ONE_LINE
 from paceline.secure.sealing import new_secret
 
 SECONDS = 0.4
@@ -23,6 +24,11 @@ FAR_MS = 2.0
 CLOCK_SECONDS = 1.0
 _ANSWER_SECONDS = 40.0
 _CLOCK_ROUNDS = 5
+_ANSWERS = {
+    "clock": {"time?": float, "error?": ONE_LINE},
+    "measure": {"megabits?": float, "round_trip_ms?": float, "error?": ONE_LINE},
+}
+"""What `launch.links` answers, by what it was asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +152,8 @@ def measure_links(
                 asked[-1].tell({"secret": secret, "address": host.network_address})
             except OSError as error:
                 failures[host.name] = with_remedy(str(error))
-        ports = {name: answer["port"] for name, answer in collect(asked, failures).items()}
+        came = collect(asked, failures, {"port": int})
+        ports = {name: answer["port"] for name, answer in came.items()}
         able = [each for each in asked if each.host.name in ports]
         clocks = {each.host.name: ahead for each in able if (ahead := _clock(each)) is not None}
         links = []
@@ -171,8 +178,8 @@ def _link(source: Asked, target: Asked, answer: dict[str, Any]) -> Link:
     return Link(
         source=source.host.name,
         target=target.host.name,
-        megabits=answer.get("megabits", 0.0),
-        round_trip_ms=answer.get("round_trip_ms", 0.0),
+        megabits=answer.get("megabits") or 0.0,
+        round_trip_ms=answer.get("round_trip_ms") or 0.0,
         error=answer.get("error"),
     )
 
@@ -182,7 +189,7 @@ def _order(asked: Asked, order: dict[str, Any]) -> dict[str, Any]:
         return {"error": f"host {asked.host.name} is gone"}
     asked.tell(order)
     failures: dict[str, str] = {}
-    answers = collect([asked], failures, _ANSWER_SECONDS)
+    answers = collect([asked], failures, _ANSWERS[order["do"]], _ANSWER_SECONDS)
     return answers.get(asked.host.name) or {"error": failures[asked.host.name]}
 
 
@@ -193,7 +200,7 @@ def _clock(asked: Asked) -> float | None:
         before = time.time()
         answer = _order(asked, {"do": "clock"})
         after = time.time()
-        if "error" in answer:
+        if answer.get("time") is None:
             return None
         found = (after - before, answer["time"] - (before + after) / 2)
         best = found if best is None or found[0] < best[0] else best

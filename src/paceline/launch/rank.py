@@ -26,6 +26,7 @@ from paceline.errors import PacelineError
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, RankContext, read_json, write_json
 from paceline.schema.support import check_support
+from paceline.text import printable
 
 if TYPE_CHECKING:
     from paceline.exchange.network import Network
@@ -53,9 +54,9 @@ def write_failure(folder: Path, context: RankContext, error: BaseException) -> N
         "time": time.time(),
         "rank": context.rank,
         "kind": type(error).__name__,
-        "message": str(error),
+        "message": printable(str(error)),
         "expected": isinstance(error, PacelineError),
-        "traceback": "".join(traceback.format_exception(error)),
+        "traceback": printable("".join(traceback.format_exception(error))),
     }
     try:
         folder.mkdir(exist_ok=True)

@@ -23,8 +23,10 @@ from paceline.run import RunDirectory
 from paceline.schema import Plan, Race, decode, encode, write_json
 from paceline.schema.hosts import Host, Hosts, Place
 from paceline.schema.machines import Machines
+from paceline.schema.plain import parse_toml
 from paceline.secure.addresses import own_addresses
 from paceline.secure.sealing import new_secret
+from paceline.text import printable
 
 START_SECONDS = 120.0
 """Every agent must have come by then, counted from when the engine could start them."""
@@ -325,7 +327,7 @@ class Session:
 
     def show(self, node: int, message: Message) -> None:
         host = self.places[node].host.name
-        self.order.show(f"[{host} rank {message['rank']}] {message['text']}")
+        self.order.show(f"[{host} rank {message['rank']}] {printable(message['text'])}")
 
     def pass_signals_on(self) -> None:
         """The first signal stops in order, the second ends at once."""
@@ -387,9 +389,7 @@ class Session:
 
 def decode_name(config: str) -> str:
     """The run's name, for whoever lists jobs."""
-    import tomllib
-
-    return str(tomllib.loads(config).get("name", "run"))
+    return str(parse_toml(config).get("name", "run"))
 
 
 __all__ = ["Order", "Session"]

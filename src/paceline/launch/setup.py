@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.errors import UserError
-from paceline.launch.inspection import with_remedy
+from paceline.errors import UserError, shortened
+from paceline.launch.inspection import read_object, with_remedy
 from paceline.launch.ssh import ssh_words
 from paceline.launch.wheelhouse import by_index, hashed_requirements, last_error
 from paceline.schema.hosts import Host
+from paceline.schema.plain import ONE_LINE, checked
 
 TARGET = "~/.local/share/paceline/environment"
 MARK = "paceline-setup.json"
@@ -55,6 +56,12 @@ print(json.dumps({{
     "machine": platform.machine(),
 }}))
 """
+
+
+_ANSWER = {
+    "target": ONE_LINE, "python": ONE_LINE, "site": ONE_LINE, "occupied": bool, "able": bool,
+    "environment": bool, "machine": ONE_LINE, "mark?": {"state?": ONE_LINE, "packages?": ONE_LINE},
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +123,7 @@ class HostSetup:
         found = self.probe()
         target = found["target"]
         ready = Host(**{**vars(self.host), "python": f"{target}/bin/python"})
-        mark = found["mark"]
+        mark = found.get("mark")
         if mark and mark.get("state") == self.recipe.state and found["environment"]:
             self.say(f"{target} is as it should be: nothing to do")
             return Ready(host=ready, changed=False)
@@ -160,11 +167,17 @@ class HostSetup:
                 f"host {self.host.name} has no Python {_minor()} (looked for {words}): install it,"
                 " or give its path as `python` in hosts.toml"
             )
-        for line in reversed(out.splitlines()):
-            if line.startswith("{"):
-                found: dict[str, Any] = json.loads(line)
-                return found
-        raise UserError(f"host {self.host.name} does not answer: {with_remedy(last_error(errors))}")
+        found = next(filter(None, map(read_object, reversed(out.encode().splitlines()))), None)
+        if found is None:
+            words = with_remedy(shortened(last_error(errors)))
+            raise UserError(f"host {self.host.name} does not answer: {words}")
+        try:
+            return dict(checked(found, _ANSWER))
+        except ValueError as error:
+            raise UserError(
+                f"host {self.host.name} answers what cannot be used: {error}; remove"
+                f" {self.target}/{MARK} there"
+            ) from None
 
     def refuse(self, found: dict[str, Any]) -> None:
         """Stop before anything is changed."""
@@ -234,8 +247,8 @@ class HostSetup:
             if "No matching distribution" in errors or "connection" in errors.lower():
                 remedy = "; where the host has no internet, give --wheelhouse DIR"
             raise UserError(
-                f"setting up host {name} failed at `{what}`: {with_remedy(last_error(errors))}"
-                + remedy
+                f"setting up host {name} failed at `{what}`:"
+                f" {with_remedy(shortened(last_error(errors)))}" + remedy
             )
 
     def words(self, script: str) -> list[str]:

@@ -23,12 +23,21 @@ from paceline.config.environment import (
     rank_environment,
     shared_memory_environment,
 )
-from paceline.errors import StrategyError
+from paceline.errors import StrategyError, WorkerError, shown
 from paceline.launch.local import Ranks, check_heartbeats, end_ranks, raise_failure
 from paceline.run import RunDirectory
 from paceline.schema import RankContext
+from paceline.schema.plain import ONE_LINE, checked, parse_json
 
 Show = Callable[[dict[str, Any]], None]
+_SHOWN = ("start_epoch", "advance", "end_epoch", "say")
+_REFUSED = {"refused": str}
+_DONE: dict[Any, dict[str, Any]] = {
+    "go": {"durations": [float], "update": int, "finished": bool, "updates": int},
+    "finish": {"summary": {}, "exit_code": int},
+    "end": {"rest": {}},
+}
+"""What the answers to orders hold, besides who says it."""
 
 
 class Standby:
@@ -124,7 +133,7 @@ class Standby:
                 selector.register(lines.descriptor, selectors.EVENT_READ, number)
             for key, _ in selector.select(timeout):
                 for text in self._answers[key.data].read():
-                    answer = json.loads(text)
+                    answer = read_answer(text)
                     if "show" in answer:
                         self._show(answer)
                     else:
@@ -159,6 +168,20 @@ class Standby:
         for descriptor in (self._memory.board, self._memory.arena, self.handover):
             os.close(descriptor)
         self._answers.clear()
+
+
+def read_answer(line: bytes) -> dict[str, Any]:
+    """What a rank has answered, or would show; WorkerError for anything else."""
+    try:
+        answer = checked(parse_json(line), {}, "the answer of a rank")
+        kind = next((name for name in ("show", "refused", "did") if name in answer), "did")
+        if kind == "did":
+            return dict(checked(answer, {"did": ONE_LINE, **_DONE.get(answer.get("did"), {})}))
+        if kind == "show" and answer["show"] not in _SHOWN:
+            raise ValueError(f"nothing is called {shown(answer['show'])}")
+        return dict(checked(answer, {"show": {"show": str, "with": [object]}}.get(kind, _REFUSED)))
+    except (ValueError, TypeError) as error:
+        raise WorkerError(f"a rank said what no rank says: {error}") from None
 
 
 @dataclasses.dataclass

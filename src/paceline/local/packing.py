@@ -67,10 +67,17 @@ def unpack(data: Any, tensors: Tensors) -> Any:
     if kind == "complex":
         return complex(*content)
     if kind == "dtype":
-        return getattr(torch, content)
+        return _dtype(content)
     if kind == "device":
         return torch.device(content)
     return _unpack_tensor(kind, content, tensors)
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"{name!r} is no type of numbers")
+    return found
 
 
 def can_pack(value: Any) -> bool:
@@ -106,6 +113,6 @@ def _unpack_tensor(kind: str, content: Any, tensors: Tensors) -> torch.Tensor:
     if kind == "sparse":
         indices, values = (unpack(part, tensors) for part in content[:2])
         return torch.sparse_coo_tensor(
-            indices, values, content[2], is_coalesced=content[3], check_invariants=False
+            indices, values, content[2], is_coalesced=content[3], check_invariants=True
         )
     raise ValueError(f"{kind!r} is no kind of value")

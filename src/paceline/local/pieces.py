@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from paceline.errors import StrategyError
+from paceline.errors import DivergedError, StrategyError
 from paceline.local.base import Job, OptimizerState, scale_rate
+from paceline.local.finite import DIVERGED, bad_of, is_finite
 from paceline.local.gradient_hooks import GradientHooks
 from paceline.local.rounded import RoundedWeights
 from paceline.local.shared import ABSENT, FULL, HALF, LINE, SharedModel, memory_view, shaped
@@ -184,6 +185,8 @@ class PieceUpdate:
         self.board.barrier("gradients", self.group)
         for weight, piece in zip(self._weights, self._own, strict=True):
             weight.grad = self._summed(piece)
+            if piece.name not in self.hooks.names:  # hooks may put it right
+                self._refuse_not_finite(weight.grad, piece)
         if self.job.nodes > 1:
             self._agree_with_other_nodes()
         self._run_hooks()
@@ -228,6 +231,20 @@ class PieceUpdate:
                 parameter = self.shared.parameters[piece.name]
                 changed = self.hooks.run(piece.name, shaped(weight.grad, parameter))
                 weight.grad = None if changed is None else memory_view(changed, parameter)
+                self._refuse_not_finite(weight.grad, piece)
+
+    def _refuse_not_finite(self, total: torch.Tensor | None, piece: Piece) -> None:
+        """Raise before a sum touches weights that it would make useless, and name whose it was."""
+        if total is None or is_finite(total):
+            return
+        senders = [r for r in self._others if self.shared.published(r, piece.name) != ABSENT]
+        sent = [(rank, self._place(rank, piece)) for rank in senders]
+        bad = [(rank, part) for rank, part in sent if not is_finite(part)]
+        rank, part = bad[0] if bad else (self.board.rank, total)
+        raise DivergedError(
+            f"rank {rank}{' of this node' if self.job.nodes > 1 else ''} has a gradient of"
+            f" {piece.name} of which {bad_of(part)} are not finite: {DIVERGED}"
+        )
 
     def _summed(self, piece: Piece) -> torch.Tensor | None:
         """A piece of the gradient, in fp32, over all ranks of the group; None where none has it."""

@@ -25,6 +25,7 @@ from paceline.errors import StrategyError
 from paceline.local.base import Job
 from paceline.local.board import Board
 from paceline.local.gradient_hooks import refuse_shared_memory
+from paceline.schema.plain import parse_json
 
 ABSENT, FULL, HALF, NUMBER = range(4)
 """What a rank publishes of a parameter: nothing, a tensor in fp32 or in bf16, one number."""
@@ -164,7 +165,7 @@ class SharedModel:
         row[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         self.board.barrier("notes")
         notes = [
-            json.loads(bytes(self._note(rank).tolist()).rstrip(b"\0"))
+            parse_json(bytes(self._note(rank).tolist()).rstrip(b"\0"))
             for rank in range(self.board.ranks)
         ]
         self.board.barrier("notes")

@@ -25,6 +25,7 @@ from paceline.measure.hindrance import measure_hindrance
 from paceline.measure.profile import figure
 from paceline.schema import encode
 from paceline.schema.machines import AllReduceCurve, CurvePoint, Figure, Link, Machines, exactly
+from paceline.schema.plain import parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -223,7 +224,7 @@ def main(names: str) -> int:
     """One host's part: `python -m paceline.measure.links '["a", "b"]'`; prints what it found."""
     torch.set_num_threads(1)
     try:
-        network = open_network(rank_context(), json.loads(names), deadline=DEADLINE)
+        network = open_network(rank_context(), parse_json(names), deadline=DEADLINE)
         try:
             found = measure_links(network)
         finally:

@@ -16,9 +16,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.schema import write_json
-from paceline.schema.plain import parse_json, read_json_file
+from paceline.schema.plain import ONE_LINE, checked, parse_json, read_text
 
 FILE_NAME = "watch.json"
+_WORD = {
+    "host?": ONE_LINE, "time?": float,
+    "state?": {
+        "phase": ONE_LINE, "update": int, "seconds": float, "stack": str, "operation?": ONE_LINE,
+    },
+}  # fmt: skip
+
+
+def read_word(text: str | bytes) -> dict[str, Any]:
+    """What a rank has said; ValueError for what no rank says."""
+    return dict(checked(parse_json(text), _WORD))
 
 
 class Posts(Protocol):
@@ -48,10 +59,9 @@ class FolderPosts:
 
     def read(self, rank: int) -> dict[str, Any] | None:
         try:
-            word = read_json_file(self._path(rank))
+            return read_word(read_text(self._path(rank)))
         except (OSError, ValueError):
             return None
-        return word if isinstance(word, dict) else None
 
 
 class Store(Protocol):
@@ -92,10 +102,9 @@ class StorePosts:
         if not order.done.wait(0.0 if self._hangs() else self._patience) or order.answer is None:
             return None
         try:
-            word = parse_json(order.answer)
+            return read_word(order.answer)
         except ValueError:
             return None
-        return word if isinstance(word, dict) else None
 
     def close(self) -> None:
         """Leave the store, unless it hangs: the thread then ends with the process."""
@@ -159,4 +168,4 @@ class BothPosts:
     def read(self, rank: int) -> dict[str, Any] | None:
         """What a rank said last, wherever it came through: both times are of its own clock."""
         words = [word for place in self._places if (word := place.read(rank)) is not None]
-        return max(words, key=lambda word: float(word.get("time", 0.0)), default=None)
+        return max(words, key=lambda word: float(word.get("time") or 0.0), default=None)

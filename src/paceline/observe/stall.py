@@ -249,7 +249,7 @@ class Stall:
     def _arrived(self, state: dict[str, Any] | None) -> bool:
         return (
             state is not None
-            and state["operation"] is not None
+            and state.get("operation") is not None
             and state["update"] >= self.own["update"]
         )
 
@@ -285,7 +285,9 @@ class Stall:
         if state is None:
             return [f"{name}, which gives no sign: stopped, cut off, or only just moving on"]
         doing = (
-            f"waits in {state['operation']!r}" if state["operation"] else f"is in {_phase(state)}"
+            f"waits in {state['operation']!r}"
+            if state.get("operation")
+            else f"is in {_phase(state)}"
         )
         return [
             f"{name}, which {doing} of update {state['update']} since {state['seconds']:.0f} s:",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.report.load import RunData
+from paceline.report.load import RunData, finite
 from paceline.report.one import flat
 from paceline.schema import encode
 
@@ -74,6 +74,6 @@ def _measured(first: RunData, second: RunData) -> list[dict[str, Any]]:
         a, b = first.number(key), second.number(key)
         if (a is None and b is None) or (not a and not b and (title, key) in _EXCHANGED):
             continue
-        change = b / a - 1 if a and b is not None else None
+        change = finite(b / a - 1) if a and b is not None else None
         rows.append({"key": key, "title": title, "a": a, "b": b, "change": change})
     return rows

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.errors import ConfigError, RunDirectoryError, shown, unknown_name
+from paceline.errors import ConfigError, RunDirectoryError, shortened, shown, unknown_name
 from paceline.schema.plain import LARGEST, read_json_file
 
 T = TypeVar("T")
@@ -127,7 +127,7 @@ def _decode_value(kind: Any, value: Any, path: str) -> Any:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{path} = {shown(value)} must be a table of keys")
         item = typing.get_args(kind)[1] if typing.get_args(kind) else object
-        return {str(k): _decode_value(item, v, f"{path}.{k}") for k, v in value.items()}
+        return {str(k): _decode_value(item, v, shortened(f"{path}.{k}")) for k, v in value.items()}
     if dataclasses.is_dataclass(kind):
         return decode(typing.cast(type, kind), value, path)
     return _decode_plain(kind, value, path)

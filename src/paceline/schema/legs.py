@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from paceline.errors import ConfigError, RunDirectoryError
 from paceline.schema.codec import decode, rule
+from paceline.schema.plain import parse_json, read_text
 from paceline.schema.plan import Plan
 
 FORMAT = 1
@@ -93,4 +94,13 @@ def read_legs(path: Path) -> list[Leg]:
     """The legs of a run; none where it has no legs.jsonl."""
     if not path.exists():
         return []
-    return [decode(Leg, json.loads(line)) for line in path.read_text().splitlines()]
+    found: list[Leg] = []
+    try:
+        for line in read_text(path).splitlines():
+            found.append(decode(Leg, parse_json(line)))
+    except (OSError, ValueError, ConfigError) as error:
+        raise RunDirectoryError(
+            f"{path} is damaged in line {len(found) + 1}: {error}; remove it to train without"
+            " repeating its legs"
+        ) from None
+    return found

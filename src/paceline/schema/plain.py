@@ -9,12 +9,14 @@ reader has one kind of fault to name. No torch.
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.errors import LONGEST_VALUE, ConfigError, shown
+from paceline.errors import ConfigError, shortened, shown
+from paceline.text import is_one_line
 
 DEEPEST: Final = 64
 """Tables and lists inside each other; the deepest of our own files has 8."""
@@ -22,6 +24,8 @@ LARGEST: Final = 2**63 - 1
 """Whole numbers, of either sign: what a tensor, a file's size and other programs can hold."""
 MOST_BYTES: Final = 64 * 2**20
 """Of a file that is read whole; the largest of our own, machines.json of many hosts, has a few."""
+ONE_LINE: Final = "a text of one line"
+"""In a shape: a text that a terminal can show as it is."""
 MOST_TOML_BYTES: Final = 2**20
 """Of a file that a person writes: the parser takes about a second for it."""
 
@@ -118,7 +122,7 @@ def parse_value(text: str, option: str) -> Any:
         tables = {"value": text}
     except ValueError as error:
         value = shown(text).strip("'\"")
-        raise ConfigError(f"{option[:LONGEST_VALUE]} {value} cannot be used: {error}") from None
+        raise ConfigError(f"{shortened(option)} {value} cannot be used: {error}") from None
     # More than one key: the text has lines of its own, and is a text.
     return tables["value"] if len(tables) == 1 else text
 
@@ -140,6 +144,65 @@ def check_plain(value: Any) -> None:
             return
         level = below
     raise _too_deep()
+
+
+def checked(value: Any, shape: Any, name: str = "it") -> Any:
+    """The value, if it has the shape that is expected; else a ValueError that names what has not.
+
+    A shape is a type (`float` takes whole numbers too, and finite ones alone), `ONE_LINE`, a list
+    with the shape of its entries, or a table of shapes. In a table a key that ends with "?" may be
+    missing or null, and "*" stands for every key that is there.
+
+    >>> checked({"port": 5, "more": 1}, {"port": int, "why?": str})
+    {'port': 5, 'more': 1}
+    >>> checked({"port": "5"}, {"port": int})
+    Traceback (most recent call last):
+    ...
+    ValueError: its port is '5', not a whole number
+    """
+    if isinstance(shape, dict):
+        if not isinstance(value, dict):
+            raise _other(name, value, "a table")
+        for key, inner in shape.items():
+            if key == "*":
+                for each, entry in value.items():
+                    checked(each, ONE_LINE, f"a key of {name}")
+                    checked(entry, inner, _inside(name, each))
+            elif value.get(key.rstrip("?")) is not None or not key.endswith("?"):
+                if key.rstrip("?") not in value:
+                    raise ValueError(f"{_inside(name, key)} is missing")
+                checked(value[key.rstrip("?")], inner, _inside(name, key.rstrip("?")))
+    elif isinstance(shape, list):
+        if not isinstance(value, list):
+            raise _other(name, value, "a list")
+        for entry in value:
+            checked(entry, shape[0], f"an entry of {name}")
+    elif shape is ONE_LINE:
+        if not isinstance(value, str) or not is_one_line(value):
+            raise _other(name, value, ONE_LINE)
+    else:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        fits = whole if shape is int else isinstance(value, shape) or (shape is float and whole)
+        if not fits or (shape is float and not math.isfinite(value)):
+            raise _other(name, value, _SHAPES[shape])
+    return value
+
+
+_SHAPES: Final = {
+    int: "a whole number",
+    float: "a finite number",
+    str: "a text",
+    bool: "a switch",
+    list: "a list",
+}
+
+
+def _inside(name: str, key: str) -> str:
+    return f"its {shown(key)[1:-1]}" if name == "it" else f"{name}.{shown(key)[1:-1]}"
+
+
+def _other(name: str, value: Any, wanted: str) -> ValueError:
+    return ValueError(f"{name} is {shown(value)}, not {wanted}")
 
 
 def _check_single(value: Any) -> None:

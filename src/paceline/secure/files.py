@@ -8,6 +8,9 @@ from pathlib import Path
 
 from paceline.errors import ConfigError
 
+MOST_CHARACTERS = 2**16
+"""Of a secret, or of a note with one."""
+
 
 def write_private(path: Path, text: str) -> None:
     """Write a new file with mode 0600 in place of whatever was there, links included."""
@@ -20,11 +23,14 @@ def write_private(path: Path, text: str) -> None:
 def read_private(path: Path) -> str:
     """What the file says, if it is this user's own and nobody else can read or write it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    with os.fdopen(descriptor) as file:
+    with os.fdopen(descriptor, encoding="utf-8") as file:
         found = os.fstat(file.fileno())
         if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
             raise ConfigError(
                 f"{path} holds a secret and must be yours alone: chown it to you and chmod 600 it,"
                 " or remove it"
             )
-        return file.read()
+        try:
+            return file.read(MOST_CHARACTERS)
+        except UnicodeDecodeError:
+            raise ConfigError(f"{path} holds no text: remove it") from None

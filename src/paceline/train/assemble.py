@@ -29,6 +29,7 @@ from paceline.local.shared import model_digest
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, RankContext
 from paceline.schema.checkpoint import check_continued, read_state
+from paceline.schema.plain import checked, read_json_file
 from paceline.train.checkpoint import Checkpoints
 from paceline.train.device import choose_device
 from paceline.train.parts import Given, Parts
@@ -138,8 +139,11 @@ def agreed_checkpoint(task: Task) -> Path | None:
         word.write_text(json.dumps(None if newest is None else str(newest)))
     if task.board is not None:  # the node's other ranks read what its leader has found
         task.board.barrier("the checkpoint")
-    found = json.loads(word.read_text())
-    return None if found is None else Path(found)
+    try:
+        found = read_json_file(word)
+        return None if found is None else Path(checked(found, str))
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{word} is damaged: {error}") from None
 
 
 def _is_of_this_run(task: Task, checkpoint: Path) -> bool:

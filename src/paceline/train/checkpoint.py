@@ -45,6 +45,8 @@ from paceline.schema.codec import encode
 __all__ = ["Checkpoints", "Position", "TrainState", "check_model"]
 
 FILES = ("model.safetensors", "optimizer.safetensors")
+_DAMAGES = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)
+"""What packed values raise that were not packed so."""
 
 
 class Checkpoints:
@@ -102,7 +104,7 @@ class Checkpoints:
             state = read_state(path)
             model, tensors = load_model(path / FILES[0]), load_file(path / FILES[1])
             optimizer = unpack_state(state.optimizer_numbers, tensors)
-        except (OSError, ValueError, LookupError, SafetensorError, RunDirectoryError) as error:
+        except (*_DAMAGES, SafetensorError, RunDirectoryError) as error:
             reason = str(error)
             if not isinstance(error, RunDirectoryError):
                 reason = f"the checkpoint {path} is damaged ({shortened(str(error))})"

@@ -31,6 +31,7 @@ from paceline.local.batch_norm import batch_norms, refuse_without_sums
 from paceline.local.memory import give_back_memory
 from paceline.local.still import chance_kept, still
 from paceline.observe.recorder import Recorder
+from paceline.schema.plain import parse_json
 from paceline.schema.proof import Proof
 from paceline.schema.support import DDP, strategy_name
 from paceline.train.assemble import (
@@ -140,7 +141,7 @@ def _prove_plan(task: Task, parts: Parts) -> None:
         order["normalises"] = _normalises(task, parts)
         expected = plainly.train(read_samples(task, parts, sizes))
         order["rate"] = expected.rate
-    order = json.loads(_from_first(task, json.dumps(order)))
+    order = parse_json(_from_first(task, json.dumps(order)))
     if order["known"]:
         return
     batches = read_samples(task, parts, sizes)

@@ -202,9 +202,10 @@ def lesson_place(config: Config, batch_size: int) -> Path:
 
 def _read_lesson(place: Path) -> Lesson:
     try:
-        return read_json(Lesson, place)
+        found = read_json(Lesson, place)
     except PacelineError:
         return Lesson()  # none yet, or of another version
+    return found if all(factor > 0 for factor in found.factors.values()) else Lesson()
 
 
 def _keep_lesson(place: Path, training: LegTraining) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import socket
 import threading
 import time
@@ -14,13 +15,15 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from paceline.errors import DivergedError, WorkerError
+from paceline.errors import DivergedError, PacelineError, WorkerError
+from paceline.exchange.allreduce import AllReduce
 from paceline.exchange.averaging import Averaging
 from paceline.exchange.base import Beginning, Setting
 from paceline.exchange.hogwild import Hogwild
 from paceline.exchange.neighbours import Neighbours
 from paceline.exchange.network import Network
-from paceline.exchange.validation import BadMessageError, check_finite, is_finite
+from paceline.exchange.validation import BadMessageError, check_finite
+from paceline.local.finite import is_finite
 from paceline.schema import ExchangeSettings, NodePlan, Plan, RankContext
 
 HOSTS = ["host-0", "host-1"]
@@ -34,6 +37,7 @@ def on_threads(work: Callable[[int], Any]) -> list[Any]:
         try:
             results[rank] = work(rank)
         except Exception as error:
+            error.__cause__ = error.__context__ = None
             results[rank] = error.with_traceback(None)  # frames would keep the network open
 
     threads = [threading.Thread(target=node, args=(rank,)) for rank in range(2)]
@@ -52,6 +56,41 @@ def test_a_sum_that_overflows_is_still_finite() -> None:
         assert not is_finite(values)
         with pytest.raises(BadMessageError, match="1 of 1000 are not finite"):
             check_finite(values, "weights")
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_gradients_that_are_not_finite_are_not_added_up(overlap: bool) -> None:
+    """With a loss that is: the node that has them says so, and no weight is touched."""
+    store = HashStore()
+    weights = [torch.ones(8, requires_grad=True) for _ in range(2)]
+
+    def work(rank: int) -> None:
+        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = datetime.timedelta(seconds=60)
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        network = Network(dist.ProcessGroupGloo(store, rank, 2, options), HOSTS, backend="gloo")
+        network.place = "update 3"
+        exchange = AllReduce(
+            Setting(network=network, options=ExchangeSettings(overlap=overlap), overlap=overlap)
+        )
+        exchange.attach([weights[rank]])
+        try:
+            # sqrt has an infinite slope at 0 and the value 0.
+            (weights[rank] - torch.tensor([0.0] * 7 + [float(rank)])).sqrt().sum().backward()
+            exchange.finish()
+        finally:
+            exchange.close()
+            network.close()
+
+    first, second = on_threads(work)
+    gc.collect()  # what exchanges and their buckets hold of each other
+    assert isinstance(second, DivergedError)
+    assert str(second).startswith(
+        "node 1 on host-1 has a gradient in update 3 of which 1 of 8 are not finite: its training"
+    )
+    assert isinstance(first, PacelineError), first
+    assert not isinstance(first, DivergedError)
+    assert torch.isfinite(weights[0].grad).all()
 
 
 def test_weights_that_are_not_finite_are_not_averaged() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from paceline.launch import carry
 from paceline.launch.carry import PIECE, WINDOW, Bringing, Carrier, kept_folders, newest_update
 from paceline.launch.collect import Receiving
+
+EMPTY = hashlib.sha256().hexdigest()
 
 
 class Wire:
@@ -222,3 +225,52 @@ def test_folders_stay_until_the_launcher_has_them(
     second.close()
     assert not own.exists()
     assert carry.kept_folders(cache, "another run") == []
+
+
+def test_a_node_that_does_not_lead_brings_its_events_alone(here: Path, tmp_path: Path) -> None:
+    """Its copies of what all share are older than the first node's, and would mix with them."""
+    (here / "run.json").write_text("{}")
+    wire = Wire(run := made(tmp_path))
+    bringing = Bringing(wire, here, ranks=[0], leads=False)  # type: ignore[arg-type]
+    bringing.finish()
+    wire.deliver(bringing)
+    assert bringing.is_complete
+    assert list(content(run)) == ["rank-0/events.jsonl"]
+
+
+def test_a_checkpoint_that_the_launcher_has_is_not_brought_again(
+    here: Path, tmp_path: Path
+) -> None:
+    wire = Wire(run := made(tmp_path))
+    write_checkpoint(run, 4, 10)
+    bringing = Bringing(wire, here, has=["step-00000004"])  # type: ignore[arg-type]
+    bringing.finish()
+    wire.deliver(bringing)
+    assert bringing.is_complete
+    units = {piece["unit"] for piece in wire.sent if piece.get("unit", "").startswith("check")}
+    assert units == {"checkpoints/step-00000008"}
+    assert content(run / "checkpoints") == content(here / "checkpoints")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "why"),
+    [
+        ([{"unit": "run.json"}], "its name is missing"),
+        ([{"sums": {}}], "its unit is missing"),
+        ([{"unit": "run.json", "sums": {"": "x"}}], "the file of run.json did not come"),
+        ([{"unit": "run.json", "name": "", "at": 5, "data": ""}], "pieces of run.json are missing"),
+        ([{"unit": "run.json", "name": "", "at": 0, "data": "?"}], "run.json came damaged"),
+        ([{"links": {"latest": 5}}], "its links.latest is 5, not a text of one line"),
+        ([{"log": "metrics.jsonl", "at": -1, "data": "", "sum": EMPTY}], "belongs behind -1"),
+    ],
+)
+def test_what_cannot_be_kept_is_said_in_a_sentence(
+    pieces: list[dict[str, Any]], why: str, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    receiving = Receiving(made(tmp_path), keep=1, say=said.append)
+    for piece in pieces:
+        assert not receiving.take(piece)
+    assert len(said) == 1
+    assert said[0].startswith("warning: what a host brings cannot be kept here: ")
+    assert why in said[0]

@@ -118,3 +118,10 @@ def test_a_dotted_key_below_a_value() -> None:
 
     with pytest.raises(ConfigError, match=r"'train\.epochs': 'train' is a value"):
         config_from({"train": 1, "train.epochs": 2})
+
+
+def test_keys_in_messages_are_as_short_and_plain_as_values() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [f"observe.\x1b[31m{'x' * 500} = {2**63}"])
+    assert "\x1b" not in str(caught.value)
+    assert len(str(caught.value)) < 1000

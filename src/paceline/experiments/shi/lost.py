@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from paceline.experiments.outcome import Outcome
+from paceline.experiments.outcome import Outcome, read_object
 from paceline.experiments.shi.measures import update_spans
 from paceline.report.load import RunData
 from paceline.schema.events import Span
@@ -64,7 +62,7 @@ def follow(outcome: Outcome) -> Course:
     """How a training with dying workers went."""
     facts = outcome.step.facts
     run = outcome.run
-    record = _object(outcome.path / "step.json")
+    record = read_object(outcome.path / "step.json")
     base: dict[str, Any] = {
         "kind": str(facts["kind"]),
         "what": str(facts["what"]),
@@ -92,7 +90,7 @@ def follow(outcome: Outcome) -> Course:
 
 def _losses(outcome: Outcome, spans: Sequence[Span]) -> tuple[Loss, ...]:
     """From what the first server told the first worker."""
-    lines = _object(outcome.path / "run" / "staleness.json").get("workers", [])
+    lines = read_object(outcome.path / "run" / "staleness.json").get("workers", [])
     sessions = outcome.run.sessions if outcome.run is not None else ()
     ended = {each.start.host: each.ended - spans[0].start for each in sessions}
     found = [match for line in lines if (match := _LOST.search(str(line)))]
@@ -159,11 +157,3 @@ def _pause(spans: Sequence[Span], loss: Loss) -> float | None:
     ends = [span.end - spans[0].start for span in spans]
     near = [b - a for a, b in itertools.pairwise(ends) if abs(a - loss.seconds) <= NEAR]
     return max(near, default=None)
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
