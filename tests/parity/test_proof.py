@@ -15,6 +15,7 @@ from paceline import api
 from paceline.config import load_config
 from paceline.config.environment import cache_root
 from paceline.errors import ProofError
+from paceline.local import replicas
 from paceline.observe.ledger import ledger_of
 from paceline.schema import NodePlan, read_json, write_json
 from paceline.schema.proof import Proof
@@ -90,6 +91,19 @@ def check(claims: list[Claim], found: list[str]) -> None:
 
 def test_one_process(tmp_path: Path) -> None:
     check(ALONE, [verdict(claim, tmp_path / str(n)) for n, claim in enumerate(ALONE)])
+
+
+def test_batch_norm_of_parts_is_refused_unless_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = Claim(node=REPLICAS, model="Parameters", changes=SGD)
+    with monkeypatch.context() as without_sums:
+        without_sums.setattr(replicas, "whole_batch", lambda *_, **__: None)
+        refusal = verdict(claim, tmp_path / "parts")
+    assert "norm.running_mean: the layer does not see the whole batch" in refusal
+    assert not verdict(claim, tmp_path / "whole")
+    allowed = dataclasses.replace(claim, changes=(*SGD, 'numerics.allow=["local_batch_norm"]'))
+    assert not verdict(allowed, tmp_path / "allowed")
 
 
 @pytest.mark.world_size(2)
