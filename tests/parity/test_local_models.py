@@ -175,7 +175,7 @@ def test_state_that_replicas_have_reached_is_the_models() -> None:
 
 
 NARROW = (8, 3, 2, 5)
-"""Batches that leave a worker a single sample, which BatchNorm normalises by those of the others."""
+"""Batches that leave a worker a single sample, which BatchNorm normalises by all samples."""
 
 
 @pytest.mark.parametrize("strategy", ["threads", "replicas"])
