@@ -89,7 +89,7 @@ def train(case: Case, job: Job) -> tuple[dict[str, torch.Tensor], dict[str, Any]
     for step, size in enumerate(case.sizes):
         inputs = torch.randn(size, 1, 28, 28, generator=generator)
         targets = torch.randint(10, (size,), generator=generator)
-        parts = apportion(size, [1.0] * strategy.workers)
+        parts = apportion(size, [1.0] * strategy.workers, strategy.least)
         first = sum(parts[: strategy.worker])
         own = slice(first, first + parts[strategy.worker])
         result = strategy.update(inputs[own], targets[own], size, step)

@@ -79,7 +79,7 @@ class Hybrid(PiecewiseOptimizer):
         job = self.job
         stages, replicas = job.node.stages, job.node.replicas
         _check_batch_norm(job, model)
-        self._least = least_part(model) if job.local_batch_norm else 1
+        self._least = least_part(model)
         size = self._sizes(job.batch_size)[0]
         sample = _sample(job, model, size)
         self._shared = SharedModel(model, job)
@@ -194,6 +194,11 @@ class Hybrid(PiecewiseOptimizer):
     @property
     def workers(self) -> int:
         return self.job.node.replicas
+
+    @property
+    def least(self) -> int:
+        # What a part looks like between stages is tried on a part by itself.
+        return self._least
 
     @property
     def reads_inputs(self) -> bool:
