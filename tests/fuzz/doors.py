@@ -584,14 +584,21 @@ def _leg_orders(random: Random, folder: Path) -> None:
     from paceline.launch.standby import read_answer
 
     orders = (
-        {"do": "leg", "plan": PLAN, "rest": {}, "began": 1.0},
+        {"do": "leg", "plan": PLAN, "rest": {}, "began": 1.0, "rehearsal": False},
         {"do": "go", "until": 5, "patience": None},
         {"do": "finish", "open_seconds": 1.0, "more": {}, "received": None},
         {"do": "end"},
     )
     answers = (
         {"did": "wake"},
-        {"did": "go", "durations": [0.1], "update": 1, "finished": False, "updates": 5},
+        {
+            "did": "go",
+            "durations": [0.1],
+            "update": 1,
+            "finished": False,
+            "updates": 5,
+            "memory_mb": 1.0,
+        },
         {"did": "finish", "summary": {}, "exit_code": 0},
         {"refused": "no"},
         {"show": "say", "with": ["x"], "named": {}},

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from paceline.train.loop import Trainer
 
 ORDERS: dict[str, dict[str, Any]] = {
-    "leg": {"plan": {}, "rest": {}, "began": float},
+    "leg": {"plan": {}, "rest": {}, "began": float, "rehearsal": bool},
     "go": {"until": int, "patience?": float},
     "finish": {"open_seconds": float, "more": {}, "received?": int},
     "close_leg": {},

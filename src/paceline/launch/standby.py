@@ -33,7 +33,13 @@ Show = Callable[[dict[str, Any]], None]
 _SHOWN = ("start_epoch", "advance", "end_epoch", "say")
 _REFUSED = {"refused": str}
 _DONE: dict[Any, dict[str, Any]] = {
-    "go": {"durations": [float], "update": int, "finished": bool, "updates": int},
+    "go": {
+        "durations": [float],
+        "update": int,
+        "finished": bool,
+        "updates": int,
+        "memory_mb": float,
+    },
     "finish": {"summary": {}, "exit_code": int},
     "end": {"rest": {}},
 }
