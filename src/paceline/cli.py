@@ -27,7 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "race": ("paceline.commands.race", "Find the fastest way to train on this machine."),
     "measure": ("paceline.commands.measure", "Measure machines, and what joins them."),
     "plan": ("paceline.commands.plan", "Decide who does what, from measurements."),
-    "predict": ("paceline.commands.predict", "Say what more machines would give, before buying."),
+    "forecast": ("paceline.commands.forecast", "Say what more machines would give, before buying."),
     "audit": ("paceline.commands.audit", "Say how far predictions were from past runs."),
     "report": ("paceline.commands.report", "Make one offline page of a run, or of several."),
     "trace": ("paceline.commands.trace", "Write a Perfetto trace of all ranks of a run."),

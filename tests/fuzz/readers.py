@@ -221,7 +221,7 @@ def _read_machines(path: Path) -> None:
 
 
 def _predict(path: Path) -> None:
-    call("predict", "--machines", str(path), "--nodes", "1,2", "--json")
+    call("forecast", "--machines", str(path), "--nodes", "1,2", "--json")
 
 
 def _read_calibration(path: Path) -> None:

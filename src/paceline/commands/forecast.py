@@ -1,4 +1,4 @@
-"""`paceline predict`."""
+"""`paceline forecast`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.schema.machines import Link, Machines
 
 
-@click.command("predict")
+@click.command("forecast")
 @click.argument("config", required=False, type=click.Path(path_type=Path))
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a setting.")
 @click.option("--data", "data_root", type=click.Path(path_type=Path), help="Folder of data sets.")
@@ -50,8 +50,8 @@ def command(
     time and cost for every exchange. Nothing is trained.
 
     \b
-    paceline predict my.toml --nodes 1,2,4,...,64 --link 1Gbit/s,0.2ms --price 0.4/h
-    paceline predict my.toml --nodes 2 --link 1Gbit/s,0.2ms --mix 1,1/21
+    paceline forecast my.toml --nodes 1,2,4,...,64 --link 1Gbit/s,0.2ms --price 0.4/h
+    paceline forecast my.toml --nodes 2 --link 1Gbit/s,0.2ms --mix 1,1/21
     """
     from paceline.commands.calibration import calibration
     from paceline.errors import ConfigError
