@@ -24,6 +24,8 @@ _NAMES_OF_NO_FILE = (errno.ENAMETOOLONG, errno.ELOOP)
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("paceline.commands.train", "Train a model; with no argument, the embedded default."),
     "join": ("paceline.commands.join", "Let another host join a training that is under way."),
+    "predict": ("paceline.commands.predict", "Say what a trained model sees in pictures."),
+    "evaluate": ("paceline.commands.evaluate", "Score a trained model on labelled data."),
     "race": ("paceline.commands.race", "Find the fastest way to train on this machine."),
     "measure": ("paceline.commands.measure", "Measure machines, and what joins them."),
     "plan": ("paceline.commands.plan", "Decide who does what, from measurements."),
