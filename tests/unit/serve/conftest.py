@@ -10,6 +10,8 @@ from PIL import Image
 
 import paceline
 from paceline.data import DataRequest, open_dataset
+from paceline.serve.export import export
+from paceline.serve.trained import open_trained
 
 SETTINGS = {
     "local.strategy": "sequential",
@@ -45,3 +47,10 @@ def digit_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pixels = np.rint((image[0].numpy() * 0.3245 + 0.3051) * 255).astype(np.uint8)
         Image.fromarray(pixels).save(place / f"{number:03d}.png")
     return folder
+
+
+@pytest.fixture(scope="session")
+def exported(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`models/digits/1`, as .safetensors: the format that is made, and loaded, in no time."""
+    to = tmp_path_factory.mktemp("exported") / "models" / "digits"
+    return export(open_trained(trained_run), "safetensors", to)[0]
