@@ -247,6 +247,12 @@ def _described(trained: Trained, kind: Kind, expected: np.ndarray, outcome: Comp
     )
 
 
+def describe_run(trained: Trained, outputs: np.ndarray) -> Version:
+    """What a version of the run would say that is served without an export."""
+    itself = Compared(samples=0, largest=0.0, tolerance=TOLERANCE)
+    return _described(trained, "safetensors", outputs, itself)
+
+
 def metrics_of(trained: Trained) -> dict[str, float]:
     """The numbers of the run's last line of metrics that the checkpoint has."""
     found: dict[str, float] = {}
