@@ -52,6 +52,7 @@ STAGE_EXCEPTIONS = {
     ("serve.trained", "config"): "a run says in its config.toml what was trained",
     ("serve.trained", "train.parts"): "builds the model, and opens the data, as training does",
     ("serve.export", "train.parts"): "compares on the data that was trained on",
+    ("serve.loader", "train.device"): "computes on the device that training would use",
     ("serve.trained", "train.device"): "computes on the device that training would use",
     ("train.watching", "observe"): "opens the recorder and the stall watch of a rank",
 }

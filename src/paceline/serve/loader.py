@@ -178,14 +178,12 @@ def _onnx(file: Path, device: str) -> Maker:
             session = onnxruntime.InferenceSession(str(file), options, providers=providers)
         except Exception as error:  # onnxruntime has a class of its own for every cause
             raise ModelError(f"onnxruntime cannot load {file}: {shortened(str(error))}") from None
-        names = (
-            [one.name for one in session.get_inputs()],
-            [o.name for o in session.get_outputs()],
-        )
-        if names != ([INPUT], [OUTPUT]):
+        ends = (session.get_inputs(), session.get_outputs())
+        names = [[one.name for one in end] for end in ends]
+        if names != [[INPUT], [OUTPUT]]:
             raise ModelError(
-                f"{file} has the inputs and outputs {names}, where {[[INPUT], [OUTPUT]]} are wanted:"
-                " export it with `paceline export`"
+                f"{file} has the inputs and outputs {names}, not {INPUT!r} and {OUTPUT!r}: export"
+                " it with `paceline export`"
             )
         return (lambda inputs: np.asarray(session.run([OUTPUT], {INPUT: inputs})[0])), _nothing
 

@@ -21,10 +21,8 @@ from paceline.errors import DataError, shown
 from paceline.schema.version import INPUT, OUTPUT, Version
 from paceline.serve.answers import TOP, top_guesses
 from paceline.serve.inputs import Preparer
-from paceline.serve.refusals import Refusal
+from paceline.serve.refusals import RefusalError
 
-DEEPEST = 16
-"""Lists and tables inside each other; no input has as many dimensions."""
 DATATYPES = {
     "float32": "FP32", "float64": "FP64", "float16": "FP16", "int64": "INT64", "int32": "INT32",
     "int16": "INT16", "int8": "INT8", "uint8": "UINT8", "bool": "BOOL",
@@ -47,29 +45,21 @@ class Asked:
 
 
 def read_json(body: bytes) -> Any:
-    """A JSON body, not deeper than any input can be."""
-    deepest = depth = 0
-    if body.count(b"[") + body.count(b"{") > DEEPEST:
-        # Only nesting at the beginning can be dangerous before numbers are reached.
-        for byte in body[:4096]:
-            depth += (byte in b"[{") - (byte in b"]}")
-            deepest = max(deepest, depth)
-        if deepest > DEEPEST:
-            raise Refusal(400, f"the JSON is nested deeper than {DEEPEST}")
+    """A JSON body; orjson refuses nesting deeper than 1024, numpy than 64."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise Refusal(400, f"the body is not valid JSON: {error}") from None
+        raise RefusalError(400, f"the body is not valid JSON: {error}") from None
 
 
 def tensorflow_request(body: bytes, about: Version) -> Asked:
     """`{"instances": [...]}` or `{"inputs": ...}`."""
     data = read_json(body)
     if not isinstance(data, dict) or ("instances" in data) == ("inputs" in data):
-        raise Refusal(400, 'the body must be {"instances": [...]} or {"inputs": ...}')
+        raise RefusalError(400, 'the body must be {"instances": [...]} or {"inputs": ...}')
     name = data.get("signature_name", "serving_default")
     if name not in ("serving_default", ""):
-        raise Refusal(400, f"there is no signature {shown(name)}: leave signature_name out")
+        raise RefusalError(400, f"there is no signature {shown(name)}: leave signature_name out")
     if "inputs" in data:
         values = data["inputs"]
         if isinstance(values, dict) and "b64" not in values:
@@ -78,7 +68,7 @@ def tensorflow_request(body: bytes, about: Version) -> Asked:
         return _rows(values, about, named=True)
     rows = data["instances"]
     if not isinstance(rows, list) or not rows:
-        raise Refusal(400, "instances must be a list of at least one sample")
+        raise RefusalError(400, "instances must be a list of at least one sample")
     if isinstance(rows[0], dict) and "b64" not in rows[0]:
         rows = [_only(row) for row in rows]
     return _rows(rows, about)
@@ -89,35 +79,35 @@ def classify_request(body: bytes, about: Version) -> Asked:
     data = read_json(body)
     examples = data.get("examples") if isinstance(data, dict) else None
     if not isinstance(examples, list) or not examples:
-        raise Refusal(400, 'the body must be {"examples": [{"input": [...]}, ...]}')
+        raise RefusalError(400, 'the body must be {"examples": [{"input": [...]}, ...]}')
     return _rows([_only(row) for row in examples], about)
 
 
 def _only(row: Any) -> Any:
     if not isinstance(row, dict) or list(row) != [INPUT]:
-        raise Refusal(400, f'a sample must be a list of numbers, or {{"{INPUT}": ...}}')
+        raise RefusalError(400, f'a sample must be a list of numbers, or {{"{INPUT}": ...}}')
     return row[INPUT]
 
 
 def _rows(rows: Any, about: Version, *, named: bool = False) -> Asked:
     if not isinstance(rows, list) or not rows:
-        raise Refusal(400, "there must be a list of at least one sample")
+        raise RefusalError(400, "there must be a list of at least one sample")
     if isinstance(rows[0], dict):
         return Asked(pictures=tuple(_decoded(row) for row in rows), named=named)
     try:
         numbers = np.asarray(rows, dtype=about.signature.dtype)
     except (ValueError, TypeError, OverflowError) as error:
-        raise Refusal(400, f"the samples are no numbers of one shape: {error}") from None
+        raise RefusalError(400, f"the samples are no numbers of one shape: {error}") from None
     return Asked(numbers=shaped(numbers, about), named=named)
 
 
 def _decoded(row: Any) -> bytes:
     if not isinstance(row, dict) or list(row) != ["b64"] or not isinstance(row["b64"], str):
-        raise Refusal(400, 'a picture must be {"b64": "..."}')
+        raise RefusalError(400, 'a picture must be {"b64": "..."}')
     try:
         return base64.b64decode(row["b64"], validate=True)
     except (binascii.Error, ValueError) as error:
-        raise Refusal(400, f"b64 is not base64: {error}") from None
+        raise RefusalError(400, f"b64 is not base64: {error}") from None
 
 
 def shaped(numbers: np.ndarray, about: Version) -> np.ndarray:
@@ -125,31 +115,31 @@ def shaped(numbers: np.ndarray, about: Version) -> np.ndarray:
     try:
         return Preparer(about.signature).numbers(numbers) if numbers.ndim else _no_batch(numbers)
     except DataError as error:
-        raise Refusal(400, str(error)) from None
+        raise RefusalError(400, str(error)) from None
 
 
 def _no_batch(numbers: np.ndarray) -> np.ndarray:
-    raise Refusal(400, f"the input {numbers} is a number, not samples")
+    raise RefusalError(400, f"the input {numbers} is a number, not samples")
 
 
 def v2_request(body: bytes, headers: Mapping[str, str], about: Version) -> Asked:
-    """An inference request of the Open Inference Protocol, with its tensors in JSON or behind it."""
+    """A request of the Open Inference Protocol, with its tensor in the JSON or behind it."""
     length = headers.get(HEADER)
     text, rest = body, b""
     if length is not None:
         if not length.isdigit() or int(length) > len(body):
-            raise Refusal(400, f"{HEADER} = {shown(length)} must be the length of the JSON")
+            raise RefusalError(400, f"{HEADER} = {shown(length)} must be the length of the JSON")
         text, rest = body[: int(length)], body[int(length) :]
     data = read_json(text)
     inputs = data.get("inputs") if isinstance(data, dict) else None
     if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
-        raise Refusal(400, f"inputs must be a list of one tensor, {INPUT!r}")
+        raise RefusalError(400, f"inputs must be a list of one tensor, {INPUT!r}")
     tensor = inputs[0]
     if tensor.get("name") != INPUT:
-        raise Refusal(400, f"there is no input {shown(tensor.get('name'))}: it is {INPUT!r}")
+        raise RefusalError(400, f"there is no input {shown(tensor.get('name'))}: it is {INPUT!r}")
     outputs = data.get("outputs") or [{"name": OUTPUT}]
     if not isinstance(outputs, list) or [_name(one) for one in outputs] != [OUTPUT]:
-        raise Refusal(400, f"the only output is {OUTPUT!r}")
+        raise RefusalError(400, f"the only output is {OUTPUT!r}")
     parameters = data.get("parameters") or {}
     wanted = (outputs[0].get("parameters") or {}).get("binary_data")
     request_id = data.get("id")
@@ -159,18 +149,18 @@ def v2_request(body: bytes, headers: Mapping[str, str], about: Version) -> Asked
     }
     shape = tensor.get("shape")
     if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 2**31 for n in shape):
-        raise Refusal(400, f"shape = {shown(shape)} must be a list of whole numbers")
+        raise RefusalError(400, f"shape = {shown(shape)} must be a list of whole numbers")
     size = (tensor.get("parameters") or {}).get("binary_data_size")
     if tensor.get("datatype") == "BYTES":
         return Asked(pictures=_byte_strings(tensor, size, rest, math.prod(shape)), **common)
     expected = DATATYPES.get(about.signature.dtype)
     if tensor.get("datatype") != expected:
-        raise Refusal(
+        raise RefusalError(
             400, f"datatype = {shown(tensor.get('datatype'))} must be {expected}, or BYTES"
         )
     numbers = _tensor(tensor, size, rest, about)
     if numbers.size != math.prod(shape):
-        raise Refusal(400, f"{numbers.size} numbers do not fill the shape {shape}")
+        raise RefusalError(400, f"{numbers.size} numbers do not fill the shape {shape}")
     return Asked(numbers=shaped(numbers.reshape(shape), about), **common)
 
 
@@ -182,14 +172,14 @@ def _tensor(tensor: dict[str, Any], size: Any, rest: bytes, about: Version) -> n
     dtype = np.dtype(about.signature.dtype)
     if size is not None:
         if type(size) is not int or size != len(rest) or size % dtype.itemsize:
-            raise Refusal(
+            raise RefusalError(
                 400, f"binary_data_size = {shown(size)}, but {len(rest)} bytes follow the JSON"
             )
         return np.frombuffer(rest, dtype=dtype.newbyteorder("<"))
     try:
         return np.asarray(tensor.get("data"), dtype=dtype).ravel()
     except (ValueError, TypeError, OverflowError) as error:
-        raise Refusal(400, f"data is no list of numbers: {error}") from None
+        raise RefusalError(400, f"data is no list of numbers: {error}") from None
 
 
 def _byte_strings(tensor: dict[str, Any], size: Any, rest: bytes, count: int) -> tuple[bytes, ...]:
@@ -197,15 +187,16 @@ def _byte_strings(tensor: dict[str, Any], size: Any, rest: bytes, count: int) ->
     if size is None:
         data = tensor.get("data")
         if not isinstance(data, list) or len(data) != count:
-            raise Refusal(400, f"data must be a list of {count} pictures in base64")
+            raise RefusalError(400, f"data must be a list of {count} pictures in base64")
         return tuple(_decoded({"b64": one}) for one in data)
-    found, place = [], 0
+    found: list[bytes] = []
+    place = 0
     while place + 4 <= len(rest) and len(found) < count:
         (length,) = struct.unpack_from("<I", rest, place)
         found.append(rest[place + 4 : place + 4 + length])
         place += 4 + length
     if size != len(rest) or place != len(rest) or len(found) != count or not count:
-        raise Refusal(400, f"the bytes behind the JSON are not {count} texts with their lengths")
+        raise RefusalError(400, f"the bytes behind the JSON are not {count} texts and lengths")
     return tuple(found)
 
 

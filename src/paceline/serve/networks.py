@@ -42,6 +42,8 @@ def build_network(
     model.to(device).eval()
 
     def run(inputs: np.ndarray) -> np.ndarray:
+        # A view of a request's bytes cannot be written to, which torch warns of.
+        inputs = np.require(inputs, requirements=["C", "W"])
         with torch.inference_mode():
             return np.asarray(model(torch.from_numpy(inputs).to(device)).cpu())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Refusal(Exception):
+class RefusalError(Exception):
     """An answer of status 400 and above; `{"error": "..."}` in every protocol."""
 
     def __init__(self, status: int, reason: str, headers: dict[str, str] | None = None) -> None:

@@ -59,7 +59,8 @@ class Trained:
         with torch.no_grad():
             device = next(iter(self.model.parameters()), torch.empty(0)).device
             for start in range(0, len(inputs), BATCH):
-                block = torch.from_numpy(np.ascontiguousarray(inputs[start : start + BATCH]))
+                part = np.require(inputs[start : start + BATCH], requirements=["C", "W"])
+                block = torch.from_numpy(part)
                 found = full_precision(scored(self.model, block.to(device)))
                 if not isinstance(found, torch.Tensor):
                     raise ModelError(
