@@ -41,7 +41,7 @@ INFERENCE = re.compile(
     r":(?P<verb>predict|classify)"
     rf"|/v2/models/(?P<name2>[^/]+)(?:/versions/(?P<number2>\d{{1,16}}))?/infer"
 )
-OPEN = frozenset({"/", "/v2/health/live", "/v2/health/ready", "/favicon.ico"})
+OPEN = frozenset({"/", "/docs", "/v2/health/live", "/v2/health/ready"})
 """What needs no token: the page, which asks for it, and whether the server is there."""
 LOOPBACK = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.IGNORECASE)
 
