@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "evaluate": ("paceline.commands.evaluate", "Score a trained model on labelled data."),
     "export": ("paceline.commands.export", "Write a trained model as a version to be served."),
     "serve": ("paceline.commands.serve", "Serve models and runs over HTTP, with a page."),
+    "versions": ("paceline.commands.versions", "List, promote, label and roll back versions."),
     "race": ("paceline.commands.race", "Find the fastest way to train on this machine."),
     "measure": ("paceline.commands.measure", "Measure machines, and what joins them."),
     "plan": ("paceline.commands.plan", "Decide who does what, from measurements."),
