@@ -131,6 +131,11 @@ def command(
         )
 
     if by_hand:
+        if publish is not None:
+            raise ConfigError(
+                "--publish watches a run from the command that starts it: publish a training that"
+                " mpiexec or torchrun started with `paceline export`"
+            )
         assert started is not None
         from paceline.commands.by_hand import train_by_hand
 
