@@ -8,6 +8,7 @@ computed at once, is measured in a fraction of a second on the model itself.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -29,8 +30,12 @@ LARGEST_BATCH = 64
 """Samples of one batch: more gains nothing on CPUs, and the last of them would wait long."""
 LONGEST_BATCH = 0.1
 """Seconds: larger batches would make every request wait for others."""
-WORTH = 1.1
-"""A larger batch must give so many times the samples per second to be taken."""
+NO_SLOWER = 0.9
+"""A larger batch may give so many times the samples per second of the best: the rest is noise."""
+GROWTH = 4
+"""Each batch that is tried is so many times the one before."""
+BARRIER_SECONDS = 60.0
+"""Only against a hang: workers begin a trial together."""
 TRIAL_SECONDS = 0.08
 """How long each way to divide the cores is tried, after one run to warm up."""
 
@@ -120,33 +125,36 @@ def prepare(about: Version, maker: Maker, size: int, most: int | None = None) ->
 def _measured(
     about: Version, run: Run, pool: ThreadPoolExecutor, workers: int, threads: int, most: int
 ) -> Setup:
-    """The smallest batch that uses the cores well, and the samples per second with it."""
-    best = Setup(workers=workers, threads=threads, batch=1, samples_per_second=0.0)
-    count = 1
+    """The largest batch that is no slower per sample, and the samples per second with it.
+
+    Of repeated times the shortest counts: what else the machine does makes none shorter.
+    """
+    best, count = Setup(workers=workers, threads=threads, batch=1, samples_per_second=0.0), 1
     while count <= most:
         inputs = np.zeros((count, *about.signature.shape), dtype=about.signature.dtype)
-        start = time.perf_counter()
         _checked(about, pool.submit(run, inputs).result())
-        alone = time.perf_counter() - start
-        repeats = max(1, int(TRIAL_SECONDS / max(alone, 1e-4)))
         barrier = threading.Barrier(workers)
 
-        def repeat(inputs: np.ndarray = inputs, times: int = repeats, b: Any = barrier) -> None:
-            b.wait(60)
-            for _ in range(times):
+        def repeat(inputs: np.ndarray = inputs, barrier: Any = barrier) -> float:
+            barrier.wait(BARRIER_SECONDS)
+            end, shortest = time.perf_counter() + TRIAL_SECONDS, math.inf
+            while True:
+                start = time.perf_counter()
                 run(inputs)
+                now = time.perf_counter()
+                shortest = min(shortest, now - start)
+                if now > end:
+                    return shortest
 
-        start = time.perf_counter()
-        for future in [pool.submit(repeat) for _ in range(workers)]:
-            future.result()
-        seconds = (time.perf_counter() - start) / repeats
+        seconds = max(one.result() for one in [pool.submit(repeat) for _ in range(workers)])
         rate = count * workers / seconds
-        if best.samples_per_second and rate < WORTH * best.samples_per_second:
+        if rate < NO_SLOWER * best.samples_per_second:
             break
-        best = Setup(workers=workers, threads=threads, batch=count, samples_per_second=rate)
-        if seconds > LONGEST_BATCH:
+        fastest = max(rate, best.samples_per_second)
+        best = Setup(workers=workers, threads=threads, batch=count, samples_per_second=fastest)
+        if seconds * GROWTH > LONGEST_BATCH:
             break
-        count *= 4
+        count *= GROWTH
     return best
 
 
