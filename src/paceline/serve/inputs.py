@@ -52,7 +52,7 @@ class Preparer:
         """Inputs from pixels of 0 to 255 that have the model's size already."""
         self._pictures("pixels")
         assert self._normaliser is not None
-        found = self._shaped(pixels, "pixels")
+        found = with_batch(pixels, self.signature, "pixels")
         out = np.empty(found.shape, dtype=np.float32)
         for place, one in enumerate(found):
             self._normaliser.write(one, out[place], flip=False)
@@ -60,7 +60,7 @@ class Preparer:
 
     def numbers(self, values: np.ndarray) -> np.ndarray:
         """Inputs from numbers that are what the model takes."""
-        found = self._shaped(values, "numbers")
+        found = with_batch(values, self.signature)
         return np.ascontiguousarray(found.astype(self.signature.dtype, copy=False))
 
     def _pictures(self, what: str) -> Pictures:
@@ -73,23 +73,28 @@ class Preparer:
             )
         return self.signature.pictures
 
-    def _shaped(self, values: np.ndarray, what: str) -> np.ndarray:
-        """(n, *shape), of one sample or many, flat or not, grey with or without its channel."""
-        shape = self.signature.shape
-        if values.shape == shape:
-            return values[None]
-        if values.shape[1:] == shape:
-            return values
-        flat = (math.prod(shape),)
-        bare = shape[1:] if shape[:1] == (1,) else flat
-        if values.shape in (flat, bare):
-            return values.reshape(1, *shape)
-        if values.ndim and values.shape[1:] in (flat, bare):
-            return values.reshape(-1, *shape)
-        raise DataError(
-            f"{what} of shape {list(values.shape)} do not fit the model, which takes"
-            f" {list(shape)} per sample"
-        )
+
+def with_batch(
+    values: np.ndarray, signature: Signature, what: str = "numbers", *, single: bool = True
+) -> np.ndarray:
+    """(n, *shape), flat or not, grey with or without its channel; with `single`, also one sample.
+
+    >>> with_batch(np.zeros((2, 784)), Signature(shape=(1, 28, 28))).shape
+    (2, 1, 28, 28)
+    """
+    shape = signature.shape
+    flat = (math.prod(shape),)
+    bare = shape[1:] if shape[:1] == (1,) else flat
+    if values.ndim and values.shape[1:] == shape:
+        return values
+    if values.ndim and values.shape[1:] in (flat, bare):
+        return values.reshape(-1, *shape)
+    if single and values.shape in (shape, flat, bare):
+        return values.reshape(1, *shape)
+    raise DataError(
+        f"{what} of shape {list(values.shape)} do not fit the model, which takes"
+        f" {list(shape)} per sample"
+    )
 
 
 def refuse_large(data: bytes, most_pixels: int) -> None:

@@ -20,7 +20,7 @@ import orjson
 from paceline.errors import DataError, shown
 from paceline.schema.version import INPUT, OUTPUT, Version
 from paceline.serve.answers import TOP, top_guesses
-from paceline.serve.inputs import Preparer
+from paceline.serve.inputs import with_batch
 from paceline.serve.refusals import RefusalError
 
 DATATYPES = {
@@ -111,15 +111,11 @@ def _decoded(row: Any) -> bytes:
 
 
 def shaped(numbers: np.ndarray, about: Version) -> np.ndarray:
-    """Numbers with the batch first, as the model takes them."""
+    """Numbers of the model's type, with the batch first."""
     try:
-        return Preparer(about.signature).numbers(numbers) if numbers.ndim else _no_batch(numbers)
+        return with_batch(numbers, about.signature, single=False)
     except DataError as error:
         raise RefusalError(400, str(error)) from None
-
-
-def _no_batch(numbers: np.ndarray) -> np.ndarray:
-    raise RefusalError(400, f"the input {numbers} is a number, not samples")
 
 
 def v2_request(body: bytes, headers: Mapping[str, str], about: Version) -> Asked:

@@ -195,6 +195,7 @@ class Server:
             log_level="warning",
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             date_header=False,
             limit_concurrency=door.connections,
             timeout_keep_alive=30,

@@ -184,6 +184,7 @@ def test_pictures_as_they_are(served: Served, trained_run: Path, digit_files: Pa
 
 HEAD = b"POST /v2/models/digits/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n"
 JSON = {"Content-Type": "application/json"}
+ONE_WITHOUT_BATCH = json.dumps({"instances": [0.0] * 784}).encode()
 PNG = {"Content-Type": "image/png"}
 
 
@@ -206,6 +207,7 @@ def bomb() -> bytes:
         ("/v1/models/digits:predict", b"[" * 100_000, JSON, 400, "depth"),
         ("/v1/models/digits:predict", b'{"instances": []}', JSON, 400, "at least one"),
         ("/v1/models/digits:predict", b'{"instances": [[1, 2]]}', JSON, 400, "do not fit"),
+        ("/v1/models/digits:predict", ONE_WITHOUT_BATCH, JSON, 400, "[784] do not fit"),
         ("/v1/models/digits:predict", b'{"instances": [[1], [2, 3]]}', JSON, 400, "one shape"),
         ("/v1/models/digits:predict", b'{"instances": ["a"]}', JSON, 400, "no numbers"),
         ("/v1/models/digits:predict", b"no picture", PNG, 400, "cannot be read"),
