@@ -11,6 +11,8 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 """Seconds: upper ends of the histogram's buckets, as Prometheus's libraries have them."""
 RECENT = 2048
 """Requests that quantiles are taken of."""
+MOST = 256
+"""Versions that are counted, so that a training that publishes for weeks takes no memory."""
 SPAN = 10.0
 """Seconds that rates are taken over."""
 
@@ -32,6 +34,12 @@ class Record:
         self.seconds += seconds
         self.samples += samples
         self._recent.append((time.monotonic(), seconds))
+
+    def forget(self) -> None:
+        """Drop single requests that no rate is taken over any more."""
+        now = time.monotonic()
+        while self._recent and now - self._recent[0][0] > SPAN:
+            self._recent.popleft()
 
     def lately(self) -> dict[str, float]:
         """Requests per second, and how long they took."""
@@ -58,8 +66,15 @@ class Statistics:
         self.refused: dict[int, int] = {}
 
     def of(self, name: str, number: int) -> Record:
-        """The record of a version; those of versions long gone are kept as Prometheus wants."""
-        return self.records.setdefault((name, number), Record())
+        """The record of a version; counts of versions that are gone stay, as Prometheus wants."""
+        found = self.records.get((name, number))
+        if found is None:
+            for other in self.records.values():
+                other.forget()
+            while len(self.records) >= MOST:
+                del self.records[next(iter(self.records))]
+            found = self.records[(name, number)] = Record()
+        return found
 
     def refuse(self, code: int) -> None:
         """A request that no version was asked for."""

@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -355,3 +356,55 @@ def test_only_this_machine_is_let_in_without_a_secret(tmp_path: Path) -> None:
         Door(certificate=key).check()
     Door(host="0.0.0.0", token="x" * 16, plain=True).check()
     Door(host="0.0.0.0", token="x" * 16, certificate=key, key=key).check()
+
+
+@pytest.mark.slow
+def test_others_need_the_token_and_see_nothing_on_the_way(exported: Path, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl here to make a certificate with")
+    certificate, key, token = (tmp_path / name for name in ("cert.pem", "key.pem", "token"))
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj",
+         "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", str(key),
+         "-out", str(certificate)],
+        check=True, capture_output=True, timeout=PATIENCE,
+    )  # fmt: skip
+    token.write_text("correct-horse-battery\n")
+    models = exported.parent.parent
+    words = ["serve", str(models), "--port", "0", "--host", "0.0.0.0", "--token-file", str(token)]
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "paceline", *words, "--tls-cert", str(certificate),
+         "--tls-key", str(key)],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        port = int(process.stdout.readline().strip().rpartition(":")[2])
+        context = ssl.create_default_context(cafile=str(certificate))
+
+        def ask(path: str, headers: dict[str, str]) -> int:
+            connection = http.client.HTTPSConnection(
+                "localhost", port, timeout=PATIENCE, context=context
+            )
+            connection.request("GET", path, headers=headers)
+            status = connection.getresponse().status
+            connection.close()
+            return status
+
+        right = {"Authorization": "Bearer correct-horse-battery"}
+        wrong = (
+            {},
+            {"Authorization": "Bearer correct-horse-batterx"},
+            {"Authorization": "Basic x"},
+        )
+        for path in ("/api/models", "/metrics", "/v1/models/digits", "/openapi.json", "/nowhere"):
+            assert {ask(path, headers) for headers in wrong} == {401}
+        assert ask("/api/models", right) == 200
+        assert ask("/", {}) == ask("/v2/health/live", {}) == 200
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert not client.recv(100).startswith(b"HTTP/1.1 200")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
