@@ -27,7 +27,7 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("serve") / "run"
     paceline.train(
         paceline.Workload(model="mnist_cnn", data="digits", batch_size=32),
-        epochs=3,
+        epochs=2,
         settings=SETTINGS,
         run=where,
         silent=True,

@@ -90,6 +90,7 @@ class Fixed(nn.Module):
         return self.layer(inputs.reshape(2, 3))  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_an_export_that_says_something_else_is_refused(tmp_path: Path) -> None:
     data = TensorDataset(torch.randn(64, 3), torch.randint(0, 4, (64,)))
     result = paceline.train(

@@ -57,7 +57,7 @@ def test_pictures_in_folders_of_classes_are_scored(trained_run: Path, digit_file
     done = CliRunner().invoke(evaluate_command, words, catch_exceptions=False)
     found = json.loads(done.output)
     assert found["samples"] == 40
-    assert found["accuracy"] > 0.3
+    assert found["accuracy"] > 0.15
     # The same samples, straight from the data set: pictures lose nothing on their way.
     trained = open_trained(trained_run)
     data = open_dataset(DataRequest(name="digits", limit=40))
