@@ -8,9 +8,11 @@ and beside the versions `serving.json`, which a person may change: which of them
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from paceline.errors import ConfigError, shown
 from paceline.schema.codec import rule
 from paceline.schema.signature import Signature
 
@@ -22,6 +24,13 @@ FILES: dict[str, str] = {
     "safetensors": "model.safetensors",
 }
 """What the model itself is called, by kind."""
+DATATYPES: dict[str, str] = {
+    "float32": "FP32", "float64": "FP64", "float16": "FP16", "int64": "INT64", "int32": "INT32",
+    "int16": "INT16", "int8": "INT8", "uint8": "UINT8", "bool": "BOOL",
+}  # fmt: skip
+"""Types that can be asked with, and what the Open Inference Protocol calls them."""
+MOST_NUMBERS = 2**28
+"""Of a sample: in float32 a gigabyte, more than any request may have."""
 INPUT, OUTPUT = "input", "output"
 """What requests and exports call the two tensors."""
 
@@ -80,6 +89,31 @@ class Version:
     """SHA-256 of every other file."""
     versions: dict[str, str] = field(default_factory=dict)
     """Of the packages that made it."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no request could have, before memory is taken for it."""
+        takes, pictures = self.signature, self.signature.pictures
+        for kind in (takes.dtype, self.output_dtype):
+            if kind not in DATATYPES:
+                raise ConfigError(
+                    f"dtype = {shown(kind)} cannot be served: it must be one of"
+                    f" {', '.join(DATATYPES)}"
+                )
+        for shape in (takes.shape, self.output_shape):
+            if any(size < 1 for size in shape) or math.prod(shape) > MOST_NUMBERS:
+                raise ConfigError(
+                    f"shape = {shown(list(shape))} must have sizes of 1 and more, and at most"
+                    f" {MOST_NUMBERS:,} numbers"
+                )
+        if pictures is None:
+            return
+        square = (pictures.channels, pictures.size, pictures.size)
+        per_channel = len(pictures.mean) == len(pictures.deviation) == pictures.channels
+        if takes.shape != square or not per_channel or not all(pictures.deviation):
+            raise ConfigError(
+                f"pictures = {shown(pictures)} do not become samples of shape"
+                f" {list(takes.shape)}: size, channels, mean and deviation must fit it"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from paceline.errors import DataError, shortened
 from paceline.local.cores import usable_cores
 from paceline.serve import messages
 from paceline.serve.batcher import QueueFullError, TooLateError
+from paceline.serve.loader import one_thread
 from paceline.serve.manager import Entry, Manager, NotServedError
 from paceline.serve.messages import Asked
 from paceline.serve.refusals import RefusalError
@@ -83,7 +84,9 @@ class Core:
         self.statistics = Statistics()
         self.draining = False
         self._bodies = 0
-        self._decoders = ThreadPoolExecutor(usable_cores(), thread_name_prefix="paceline-decode")
+        self._decoders = ThreadPoolExecutor(
+            usable_cores(), thread_name_prefix="paceline-decode", initializer=one_thread
+        )
         self._rest = rest(self)
 
     def close(self) -> None:

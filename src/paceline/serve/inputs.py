@@ -61,7 +61,7 @@ class Preparer:
     def numbers(self, values: np.ndarray) -> np.ndarray:
         """Inputs from numbers that are what the model takes."""
         found = with_batch(values, self.signature)
-        return np.ascontiguousarray(found.astype(self.signature.dtype, copy=False))
+        return np.ascontiguousarray(typed(found, self.signature.dtype))
 
     def _pictures(self, what: str) -> Pictures:
         if self.signature.pictures is None:
@@ -72,6 +72,21 @@ class Preparer:
                 f" (n, {', '.join(map(str, self.signature.shape))}) as the model takes it"
             )
         return self.signature.pictures
+
+
+def typed(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Numbers as another type; floats are rounded to it, others must stay what they are.
+
+    >>> typed(np.array([1.0, 2.0]), "int64")
+    array([1, 2])
+    """
+    if values.dtype.kind not in "biuf":
+        raise DataError("the samples are no numbers")
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = values.astype(dtype, copy=False)
+    if found.dtype.kind != "f" and not np.array_equal(found, values):
+        raise DataError(f"not all numbers are {dtype}, which the model takes: they would change")
+    return found
 
 
 def with_batch(

@@ -8,6 +8,7 @@ computed at once, is measured in a fraction of a second on the model itself.
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import threading
 import time
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from paceline.errors import ModelError, UnsupportedError, shortened
 from paceline.local.cores import usable_cores
@@ -112,9 +114,12 @@ def prepare(about: Version, maker: Maker, size: int, most: int | None = None) ->
             pool.shutdown(wait=True)
     assert best is not None
     setup, run, pool = best
+    preparer = Preparer(about.signature)
+    if about.signature.pictures is not None:
+        preparer.picture(_small_picture())  # the first one imports what scales pictures
     return Servable(
         about=about,
-        preparer=Preparer(about.signature),
+        preparer=preparer,
         run=run,
         pool=pool,
         setup=setup,
@@ -231,6 +236,17 @@ def _torch_threads(threads: int) -> Callable[[], None]:
         torch.set_num_threads(threads)
 
     return begin
+
+
+def one_thread() -> None:
+    """For threads that scale pictures: there are as many of them as cores."""
+    _torch_threads(1)()
+
+
+def _small_picture() -> bytes:
+    file = io.BytesIO()
+    Image.new("L", (64, 64)).save(file, "png")
+    return file.getvalue()
 
 
 def _nothing() -> None:

@@ -18,16 +18,11 @@ import numpy as np
 import orjson
 
 from paceline.errors import DataError, shown
-from paceline.schema.version import INPUT, OUTPUT, Version
+from paceline.schema.version import DATATYPES, INPUT, OUTPUT, Version
 from paceline.serve.answers import TOP, top_guesses
-from paceline.serve.inputs import with_batch
+from paceline.serve.inputs import typed, with_batch
 from paceline.serve.refusals import RefusalError
 
-DATATYPES = {
-    "float32": "FP32", "float64": "FP64", "float16": "FP16", "int64": "INT64", "int32": "INT32",
-    "int16": "INT16", "int8": "INT8", "uint8": "UINT8", "bool": "BOOL",
-}  # fmt: skip
-"""What the Open Inference Protocol calls numpy's types."""
 HEADER = "inference-header-content-length"
 
 
@@ -94,11 +89,28 @@ def _rows(rows: Any, about: Version, *, named: bool = False) -> Asked:
         raise RefusalError(400, "there must be a list of at least one sample")
     if isinstance(rows[0], dict):
         return Asked(pictures=tuple(_decoded(row) for row in rows), named=named)
+    return Asked(numbers=shaped(_array(rows, about), about), named=named)
+
+
+def _array(values: Any, about: Version) -> np.ndarray:
+    """Numbers of the model's type; what would become another number is refused."""
+    dtype = np.dtype(about.signature.dtype)
     try:
-        numbers = np.asarray(rows, dtype=about.signature.dtype)
+        if dtype.kind == "f":
+            with np.errstate(over="raise"):
+                found = np.asarray(values, dtype=dtype)
+            if np.isnan(found).any():  # JSON has no NaN: numpy makes it of null
+                raise DataError("null is no number")
+            return found
+        return typed(np.asarray(values), about.signature.dtype)
+    except DataError as error:
+        raise RefusalError(400, str(error)) from None
+    except FloatingPointError:
+        raise RefusalError(
+            400, f"a number is too large for {dtype}, which the model takes"
+        ) from None
     except (ValueError, TypeError, OverflowError) as error:
         raise RefusalError(400, f"the samples are no numbers of one shape: {error}") from None
-    return Asked(numbers=shaped(numbers, about), named=named)
 
 
 def _decoded(row: Any) -> bytes:
@@ -136,8 +148,7 @@ def v2_request(body: bytes, headers: Mapping[str, str], about: Version) -> Asked
     outputs = data.get("outputs") or [{"name": OUTPUT}]
     if not isinstance(outputs, list) or [_name(one) for one in outputs] != [OUTPUT]:
         raise RefusalError(400, f"the only output is {OUTPUT!r}")
-    parameters = data.get("parameters") or {}
-    wanted = (outputs[0].get("parameters") or {}).get("binary_data")
+    parameters, wanted = _parameters(data), _parameters(outputs[0]).get("binary_data")
     request_id = data.get("id")
     common: dict[str, Any] = {
         "request_id": request_id if isinstance(request_id, str) else None,
@@ -146,7 +157,7 @@ def v2_request(body: bytes, headers: Mapping[str, str], about: Version) -> Asked
     shape = tensor.get("shape")
     if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 2**31 for n in shape):
         raise RefusalError(400, f"shape = {shown(shape)} must be a list of whole numbers")
-    size = (tensor.get("parameters") or {}).get("binary_data_size")
+    size = _parameters(tensor).get("binary_data_size")
     if tensor.get("datatype") == "BYTES":
         return Asked(pictures=_byte_strings(tensor, size, rest, math.prod(shape)), **common)
     expected = DATATYPES.get(about.signature.dtype)
@@ -158,6 +169,13 @@ def v2_request(body: bytes, headers: Mapping[str, str], about: Version) -> Asked
     if numbers.size != math.prod(shape):
         raise RefusalError(400, f"{numbers.size} numbers do not fill the shape {shape}")
     return Asked(numbers=shaped(numbers.reshape(shape), about), **common)
+
+
+def _parameters(table: dict[str, Any]) -> dict[str, Any]:
+    found = table.get("parameters") or {}
+    if not isinstance(found, dict):
+        raise RefusalError(400, f"parameters = {shown(found)} must be a table of keys")
+    return found
 
 
 def _name(one: Any) -> Any:
@@ -172,10 +190,7 @@ def _tensor(tensor: dict[str, Any], size: Any, rest: bytes, about: Version) -> n
                 400, f"binary_data_size = {shown(size)}, but {len(rest)} bytes follow the JSON"
             )
         return np.frombuffer(rest, dtype=dtype.newbyteorder("<"))
-    try:
-        return np.asarray(tensor.get("data"), dtype=dtype).ravel()
-    except (ValueError, TypeError, OverflowError) as error:
-        raise RefusalError(400, f"data is no list of numbers: {error}") from None
+    return _array(tensor.get("data"), about).ravel()
 
 
 def _byte_strings(tensor: dict[str, Any], size: Any, rest: bytes, count: int) -> tuple[bytes, ...]:
