@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import logging
 import subprocess
 import warnings
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from paceline import models
@@ -178,8 +180,10 @@ def _write_onnx(trained: Trained, file: Path) -> Run:
 
 
 def _write_torch(trained: Trained, file: Path) -> Run:
+    program = _program(trained)
     with _quiet():
-        torch.export.save(_program(trained), file)
+        with _as_disk_errors():
+            torch.export.save(program, file)
         module: Any = torch.export.load(file).module()
 
     def run(inputs: np.ndarray) -> np.ndarray:
@@ -197,7 +201,8 @@ def _write_safetensors(trained: Trained, file: Path) -> Run:
             " .safetensors do not know: use --format onnx"
         )
     state = {name: one.detach().cpu().contiguous().clone() for name, one in _tensors(trained)}
-    save_file(state, file)
+    with _as_disk_errors():
+        save_file(state, file)
     network = network_of(trained)
     if network is not None:
         return build_network(network, trained.signature, file)
@@ -277,6 +282,15 @@ def _commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+@contextlib.contextmanager
+def _as_disk_errors() -> Iterator[None]:
+    """Libraries have errors of their own for a disk that takes no more."""
+    try:
+        yield
+    except (SafetensorError, RuntimeError) as error:
+        raise OSError(errno.EIO, shortened(str(error))) from error
 
 
 @contextlib.contextmanager

@@ -233,7 +233,9 @@ class Manager:
         model = self.models.get(name)
         if model is None:
             known = ", ".join(sorted(self.models)) or "none"
-            raise NotServedError(f"there is no model {name!r}: served are {known}")
+            raise NotServedError(
+                f"there is no model {name!r}: served are {known}", known=not self.looked
+            )
         if label is not None:
             if label not in model.serving.labels:
                 raise NotServedError(f"{name} has no label {label!r}")

@@ -44,11 +44,15 @@ class Publisher:
 
         try:
             folder, version = export(open_trained(self.run, weights="best"), self.kind, self.to)
-        except PacelineError as error:
+        except (
+            Exception
+        ) as error:  # whatever it is, the training goes on and the next best is tried
             if self._best() != newest:
                 return  # a better one has taken its place meanwhile
             self.done = newest
-            self.say(f"warning: update {newest.removeprefix('step-')} is not published: {error}")
+            self.say(
+                f"warning: update {newest.removeprefix('step-')} is not published: {_reason(error)}"
+            )
             return
         self.done = f"step-{version.origin.update:08d}"
         accuracy = version.origin.metrics.get("test_accuracy")
@@ -60,6 +64,10 @@ class Publisher:
             return (self.run / "checkpoints" / "best").readlink().name
         except OSError:
             return None
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
 
 
 def main(words: list[str]) -> None:

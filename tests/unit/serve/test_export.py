@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -133,6 +134,17 @@ def test_a_full_disk_costs_the_new_version_alone(exported: Path) -> None:
 
     with pytest.raises(StorageError, match="No space left on device"):
         write_next(exported.parent, fill)
+    assert [p.name for p in exported.parent.iterdir()] == ["1"]
+
+
+def test_a_disk_that_takes_no_more_is_named(trained_run: Path, exported: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**18, before[1]))  # bytes of a file
+    try:
+        with pytest.raises(StorageError, match="those that are there are as they were"):
+            export(open_trained(trained_run), "safetensors", exported.parent)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [p.name for p in exported.parent.iterdir()] == ["1"]
 
 

@@ -50,8 +50,14 @@ def test_versions_follow_the_folder(models: Path) -> None:
 
     async def work() -> None:
         manager, source = Manager(Options(batch=1), said.append), Source([models])
+        with pytest.raises(NotServedError) as early:
+            manager.find("digits")
+        assert early.value.known  # before the first look nobody knows what there is
         await settled(manager, source)
         assert states(manager) == {1: "AVAILABLE"}
+        with pytest.raises(NotServedError) as late:
+            manager.find("nobody")
+        assert not late.value.known
         assert manager.is_ready
         # A request under way keeps its version until it is answered.
         old = manager.find("digits")
