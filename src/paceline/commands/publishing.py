@@ -11,6 +11,9 @@ from pathlib import Path
 
 from paceline.serve.versions import checked_name
 
+LAST_SECONDS = 600.0
+"""For the last export after the training is over: the largest models take minutes."""
+
 
 def check(to: Path) -> None:
     """Refuse, before anything is trained, a place where nothing could be published."""
@@ -45,6 +48,14 @@ def publishing(run: Path, to: Path | None, say: Callable[[str], None]) -> Iterat
         yield
     finally:
         process.stdin.close()
-        process.wait()
+        try:
+            process.wait(LAST_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            say(
+                f"warning: the last best was not published within {LAST_SECONDS:g} s: write it with"
+                f" `paceline export {run} --to {to}`"
+            )
         teller.join()
         process.stdout.close()
