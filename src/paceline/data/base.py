@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import DataError
-from paceline.text import user_path
 from paceline.schema.signature import Pictures, Signature
+from paceline.text import user_path
 
 if TYPE_CHECKING:
     import numpy as np
