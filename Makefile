@@ -50,5 +50,5 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(PIP_FLAGS) -c constraints.txt torch
-	$(BIN)/pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[mpi,report,dev]"
+	$(BIN)/pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[mpi,report,serve,dev]"
 	touch $(READY)

@@ -77,9 +77,10 @@ def train(
     where = Path(run) if run is not None else None
     say = (lambda text: None) if silent else print
     config, directory, plan = begin(config, run=where, resume=resume, given=given, say=say)
-    return run_training(
+    result = run_training(
         Start(config=config, run=directory, plan=plan, given=given, silent=silent, say=say)
     )
+    return dataclasses.replace(result, factory=given.model if given else None)
 
 
 def _names_and_objects(workload: Workload) -> tuple[dict[str, Any], Given | None]:

@@ -113,8 +113,11 @@ class Chromium:
         message: dict[str, Any] = json.loads(text)
         return message
 
-    def open(self, path: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> Page:
-        """A page of a file, loaded."""
+    def open(
+        self, place: Path | str, *, width: int = 1280, height: int = 900, dark: bool = False
+    ) -> Page:
+        """A page of a file, or of an address of this machine, loaded."""
+        address = place if isinstance(place, str) else place.resolve().as_uri()
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = Page(self, session)
@@ -125,8 +128,8 @@ class Chromium:
             width=width, height=height, deviceScaleFactor=1, mobile=False,
         )  # fmt: skip
         page.set_dark(dark)
-        page.call("Page.navigate", url=path.resolve().as_uri())
-        page.wait("location.protocol === 'file:' && document.readyState === 'complete'")
+        page.call("Page.navigate", url=address)
+        page.wait("location.protocol !== 'about:' && document.readyState === 'complete'")
         return page
 
 

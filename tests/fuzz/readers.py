@@ -221,7 +221,77 @@ def _read_machines(path: Path) -> None:
 
 
 def _predict(path: Path) -> None:
-    call("predict", "--machines", str(path), "--nodes", "1,2", "--json")
+    call("forecast", "--machines", str(path), "--nodes", "1,2", "--json")
+
+
+def _version() -> Any:
+    from paceline.schema.signature import Pictures, Signature
+    from paceline.schema.version import Compared, Network, Origin, Version
+
+    pictures = Pictures(size=4, channels=1, mean=(0.1,), deviation=(0.3,))
+    return Version(
+        kind="safetensors",
+        made="2026-01-01T00:00:00+00:00",
+        signature=Signature(shape=(1, 4, 4), classes=("a", "b"), pictures=pictures),
+        output_shape=(2,),
+        tells_classes=True,
+        network=Network(name="mnist_cnn", classes=2),
+        origin=Origin(run="runs/one", update=3, epoch=1, metrics={"test_accuracy": 0.5}),
+        compared=Compared(samples=2, largest=0.0, tolerance=1e-4),
+        files={"model.safetensors": "0" * 64},
+    )
+
+
+def _read_version(path: Path) -> None:
+    from paceline.serve.versions import read_version
+
+    folder = path.parent / "1"
+    folder.mkdir(exist_ok=True)
+    path.replace(folder / "version.json")
+    (folder / "model.safetensors").write_bytes(b"")
+    read_version(folder)
+
+
+def _read_serving(path: Path) -> None:
+    from paceline.serve.versions import read_serving, served_numbers
+
+    path.replace(path.with_name("serving.json"))
+    found = served_numbers(read_serving(path.parent), [1, 2, 3])
+    if not set(found) <= {1, 2, 3}:
+        raise FaultError(f"versions {found}")
+
+
+def _request(name: str, whole: dict[str, Any]) -> Callable[[Random, Path], None]:
+    """A body that a stranger sends to the server; what is none is refused with a status."""
+
+    def once(random: Random, folder: Path) -> None:
+        from paceline.serve import messages
+        from paceline.serve.refusals import RefusalError
+
+        body, about = mutations.damaged_json(random, json.dumps(whole)), _version()
+        length = str(random.choice([len(body), len(body) // 2, 0, -1]))
+        headers = {messages.HEADER: length} if random.random() < 0.3 else {}
+        try:
+            if name == "v2":
+                asked = messages.v2_request(body, headers, about)
+            else:
+                asked = getattr(messages, name)(body, about)
+        except RefusalError as refusal:
+            if refusal.status != 400:
+                raise FaultError(f"status {refusal.status}") from None
+            return
+        if asked.numbers is not None and asked.numbers.shape[1:] != (1, 4, 4):
+            raise FaultError(f"shape {asked.numbers.shape}")
+
+    return once
+
+
+ROW = [0.5] * 16
+TENSOR = {
+    "name": "input", "datatype": "FP32", "shape": [1, 1, 4, 4], "data": ROW,
+    "parameters": {"other": 1},
+}  # fmt: skip
+OUTPUT = {"name": "output", "parameters": {"binary_data": True}}
 
 
 def _read_calibration(path: Path) -> None:
@@ -450,6 +520,7 @@ def targets() -> list[Target]:
     from doors import messages
 
     from paceline.schema.calibration import Calibration
+    from paceline.schema.version import Serving
 
     whole_race = Race(
         batch_size=16,
@@ -470,8 +541,16 @@ def targets() -> list[Target]:
         Target("plan.json", *_json_file(Plan(), _read_plan)),
         Target("race.json", *_json_file(whole_race, _read_race)),
         Target("machines.json: plan", *_json_file(machines, _read_machines)),
-        Target("machines.json: predict", *_json_file(machines, _predict)),
+        Target("machines.json: forecast", *_json_file(machines, _predict)),
         Target("calibration.json", *_json_file(calibrated, _read_calibration)),
+        Target("version.json", *_json_file(_version(), _read_version)),
+        Target("serving.json", *_json_file(Serving(labels={"stable": 2}), _read_serving)),
+        Target(":predict", nothing, _request("tensorflow_request", {"instances": [ROW, ROW]})),
+        Target(":predict b64", nothing, _request("tensorflow_request", {"inputs": {"b64": "aa"}})),
+        Target(":classify", nothing, _request("classify_request", {"examples": [{"input": ROW}]})),
+        Target(
+            "/infer", nothing, _request("v2", {"id": "a", "inputs": [TENSOR], "outputs": [OUTPUT]})
+        ),
         Target("metrics.jsonl", _prepare_run, _read_metrics),
         Target("run: report", _prepare_run, _damaged_run("report", "FOLDER/runs/one", "--json")),
         Target(

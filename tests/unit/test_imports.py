@@ -18,7 +18,7 @@ import paceline
 
 ROOT = Path(paceline.__file__).parent
 
-STAGES = ("config", "measure", "plan", "launch", "train", "observe", "report")
+STAGES = ("config", "measure", "plan", "launch", "train", "serve", "observe", "report")
 MECHANISMS = ("models", "data", "local", "exchange", "backends", "cost", "lab")
 CHAINING = (
     "cli", "api", "commands", "workflow", "bench", "experiments", "__main__", "__init__",
@@ -49,6 +49,11 @@ STAGE_EXCEPTIONS = {
     ("train.proof", "observe.recorder"): "the proof is a span of its own",
     ("train.epoch_log", "observe.metrics"): "writes metrics.jsonl through its one writer",
     ("train.epoch_log", "observe.tensorboard"): "writes TensorBoard's files when asked",
+    ("serve.trained", "config"): "a run says in its config.toml what was trained",
+    ("serve.trained", "train.parts"): "builds the model, and opens the data, as training does",
+    ("serve.export", "train.parts"): "compares on the data that was trained on",
+    ("serve.loader", "train.device"): "computes on the device that training would use",
+    ("serve.trained", "train.device"): "computes on the device that training would use",
     ("train.watching", "observe"): "opens the recorder and the stall watch of a rank",
 }
 

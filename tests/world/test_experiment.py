@@ -153,7 +153,7 @@ def test_a_long_one_is_predicted_first(small: Path, tmp_path: Path, start_cli: S
     line = process.stdout.readline()
     process.send_signal(signal.SIGTERM)
     process.wait(timeout=600)
-    assert "by paceline predict" in line
+    assert "by paceline forecast" in line
     assert json.loads((out / "predicted.json").read_text())["seconds"] > 0
 
 

@@ -173,7 +173,7 @@ def _keep(path: Path, found: Machines, say: Callable[[str], None]) -> None:
 
 def measure_this(config: Config, *, again: bool, quiet: bool) -> tuple[Machines, bool]:
     """This machine alone; True when all of it came from the cache."""
-    from paceline.commands.predict import measure_here
+    from paceline.commands.forecast import measure_here
 
     return measure_here(config, again=again, quiet=quiet)
 

@@ -2,241 +2,81 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from paceline.plan.answer import Prediction, Row
-    from paceline.schema import Config
-    from paceline.schema.machines import Link, Machines
-
 
 @click.command("predict")
-@click.argument("config", required=False, type=click.Path(path_type=Path))
-@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a setting.")
-@click.option("--data", "data_root", type=click.Path(path_type=Path), help="Folder of data sets.")
-@click.option("--nodes", default="1,2,4,8", show_default=True, help="As in 1,2,4,...,64.")
-@click.option("--link", metavar="RATE,LATENCY", help="As in 1Gbit/s,0.2ms.")
-@click.option("--machines", type=click.Path(path_type=Path), help="A machines.json to go by.")
-@click.option("--like", metavar="HOST", help="Which host of machines.json the nodes are like.")
-@click.option("--mix", default="1", show_default=True, help="Speeds of the nodes, as in 1,1/21.")
-@click.option("--price", metavar="PRICE", help="Per node and hour, as in 0.4/h.")
-@click.option("--again", is_flag=True, help="Measure even if the result is in the cache.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print for programs and plots, and only that."
-)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--weights", type=click.Choice(["best", "latest"]), help="Default: best, if any.")
+@click.option("--top", default=5, show_default=True, type=click.IntRange(1), help="Guesses each.")
+@click.option("--pixels", is_flag=True, help="Numbers of .npy and .csv are pixels, 0 to 255.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs, one line each.")
 def command(
-    config: Path | None,
-    changes: tuple[str, ...],
-    data_root: Path | None,
-    nodes: str,
-    link: str | None,
-    machines: Path | None,
-    like: str | None,
-    mix: str,
-    price: str | None,
-    again: bool,
+    run: Path,
+    files: tuple[Path, ...],
+    weights: Any,
+    top: int,
+    pixels: bool,
+    device: str,
     as_json: bool,
 ) -> None:
-    """Say what more machines would give for CONFIG, and whether they are worth it.
+    """Say what the model of RUN sees in FILES: pictures, folders of them, .npy or .csv.
 
-    Measures this machine (or takes machines.json), and predicts images/s, speedup,
-    time and cost for every exchange. Nothing is trained.
+    Pictures get the preprocessing of the training. Numbers are taken as the model takes
+    them; bytes, and with --pixels all numbers, are pixels that are still to be normalised.
 
     \b
-    paceline predict my.toml --nodes 1,2,4,...,64 --link 1Gbit/s,0.2ms --price 0.4/h
-    paceline predict my.toml --nodes 2 --link 1Gbit/s,0.2ms --mix 1,1/21
+    paceline predict runs/latest seven.png
+    paceline predict runs/latest photographs/ --json
     """
-    from paceline.commands.calibration import calibration
-    from paceline.errors import ConfigError
-    from paceline.plan.answer import Question
-    from paceline.plan.ask import hourly_price, link_from, node_counts, speeds
-    from paceline.plan.predict import predict
-    from paceline.schema import encode
+    import numpy as np
 
-    counts, mixture = node_counts(nodes), speeds(mix)
-    cost = hourly_price(price) if price is not None else None
-    described = link_from(link) if link is not None else None
-    if machines is None and (like is not None or described is None):
-        wanted = "--like needs --machines" if like is not None else "--link is missing"
-        raise ConfigError(
-            f"{wanted}: give --link RATE,LATENCY such as 1Gbit/s,0.2ms, or --machines machines.json"
-        )
-    found, cached = _machines(config, changes, data_root, machines, again=again, quiet=as_json)
-    host = found.host(like) if like is not None else found.hosts[0]
-    question = Question(nodes=counts, link=described or _worst_link(found), mix=mixture, price=cost)
-    prediction = predict(host, found.workload, question, calibration())
-    if as_json:
-        click.echo(json.dumps(encode(prediction), indent=2))
-        return
-    from paceline.report.tables import wide_console
+    from paceline.errors import DataError
+    from paceline.serve.answers import top_guesses
+    from paceline.serve.inputs import Preparer, read_inputs
+    from paceline.serve.trained import BATCH, open_trained, refuse_other_answers
 
-    console = wide_console()
-    console.print(table(prediction))
-    for note in prediction.notes:
-        console.print(f"note: {note}", highlight=False)
-    for line in turning_points(prediction):
-        console.print(line, highlight=False)
-    console.print(prediction.verdict, highlight=False, style="bold")
-    if machines is None:
-        where = f"from the cache, made {found.made}" if cached else "just now"
-        console.print(f"this machine was measured {where}", highlight=False)
+    for path in files:
+        if not path.exists():
+            raise DataError(f"there is no file {path}: give pictures, folders, .npy or .csv")
+    trained = open_trained(run, weights=weights, device=device)
+    if not as_json:
+        refuse_other_answers(trained)
+    named = read_inputs(Preparer(trained.signature), files, as_pixels=pixels)
+    for group in _batches(named, BATCH):
+        names = [name for name, _ in group]
+        outputs = trained.outputs(np.stack([one for _, one in group]))
+        found = top_guesses(outputs, trained.signature, top) if trained.tells_classes else None
+        for place, name in enumerate(names):
+            if as_json:
+                click.echo(json.dumps(_line(name, outputs[place], found and found[place])))
+                continue
+            assert found is not None
+            told = "  ".join(f"{g.label} {g.probability:.1%}" for g in found[place])
+            click.echo(f"{name}: {told}")
 
 
-def _machines(
-    config: Path | None,
-    changes: tuple[str, ...],
-    data_root: Path | None,
-    stored: Path | None,
-    *,
-    again: bool,
-    quiet: bool,
-) -> tuple[Machines, bool]:
-    """What to go by: machines.json with the configuration's batch, or this machine, measured."""
-    from paceline.config import load_config
-    from paceline.errors import ConfigError
-    from paceline.schema import read_json
-    from paceline.schema.machines import Machines
-
-    if data_root is not None:
-        changes = (*changes, f"data.root={json.dumps(str(data_root))}")
-    if stored is not None:
-        found = read_json(Machines, stored)
-        if not found.hosts:
-            raise ConfigError(f"{stored} has no hosts: measure at least one")
-        if config is None and not changes:
-            return found, True
-        return _with_settings(found, load_config(config, changes)), True
-    return measure_here(load_config(config, changes), again=again, quiet=quiet)
+def _batches(items: Any, size: int) -> Any:
+    group: list[Any] = []
+    for item in items:
+        group.append(item)
+        if len(group) == size:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
-def _with_settings(found: Machines, config: Config) -> Machines:
-    work = config.workload
-    facts = dataclasses.replace(
-        found.workload,
-        batch_size=work.global_batch(1),
-        batch_per_worker=work.batch_per_worker,
-        epochs=config.train.epochs,
-        steps=config.train.steps,
-    )
-    return dataclasses.replace(found, workload=facts)
-
-
-def measure_here(config: Config, *, again: bool, quiet: bool) -> tuple[Machines, bool]:
-    """Race this machine and profile the winner; True when both came from the cache."""
-    from paceline import api
-    from paceline.measure.profile import ProfileRequest, profile
-    from paceline.workflow.race import time_sizes
-
-    def say(text: str) -> None:
-        if not quiet:
-            click.echo(text)
-
-    settings = api.resolve(config)
-    race, raced_before = api.race(settings, again=again, quiet=quiet, say=say)
-    chosen = next(entry for entry in race.candidates if entry.chosen)
-    request = ProfileRequest(
-        config=settings,
-        batch_size=settings.workload.global_batch(1),
-        chosen=chosen,
-        time_sizes=time_sizes,
-        again=again,
-        say=say,
-    )
-    found, profiled_before = profile(request)
-    return found, raced_before and profiled_before
-
-
-def _worst_link(found: Machines) -> Link:
-    """Of the measured links the slowest: what a larger cluster like this can count on."""
-    from paceline.errors import ConfigError
-
-    if not found.links:
-        raise ConfigError("machines.json has no links: give --link, such as 1Gbit/s,0.2ms")
-    return min(found.links, key=lambda link: (link.both or link.forward).median)
-
-
-def table(prediction: Prediction) -> Table:
-    """Every number of nodes with every exchange, the fastest exact one of each marked."""
-    from rich import box
-    from rich.table import Table
-
-    facts = prediction.workload
-    weak = facts.batch_per_worker is not None
-    batch = f"batch {facts.batch_size}" if not weak else f"batch {facts.batch_per_worker} per node"
-    title = f"{facts.name}, {batch}, {facts.samples:,} samples per epoch, like {prediction.host}"
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    made.add_column("nodes", justify="right", no_wrap=True)
-    made.add_column("exchange (~: not exact)", no_wrap=True)
-    priced = prediction.question.price is not None
-    names = ["images/s", "interval", "speedup", "of ideal", "epoch", "to the end"]
-    for name in [*names, *(["cost/epoch", "to the end"] if priced else []), "MB/step"]:
-        made.add_column(name, justify="right", no_wrap=True)
-    for count in sorted({row.nodes for row in prediction.rows}):
-        rows = [row for row in prediction.rows if row.nodes == count]
-        valid = [row for row in rows if row.exact and row.fits]
-        best = max(valid, key=lambda row: row.images_per_second, default=None)
-        for row in sorted(rows, key=lambda row: -row.images_per_second):
-            made.add_row(*_cells(row, priced), style="bold green" if row is best else None)
-    return made
-
-
-def _cells(row: Row, priced: bool) -> list[str]:
-    money = []
-    if priced:
-        money = [f"{cost:.3g}" for cost in (row.epoch_cost, row.end_cost) if cost is not None]
-    name = row.exchange if row.exact else f"~ {row.exchange}"
-    return [
-        f"{row.nodes:,}",
-        name if row.fits else f"{name}: needs {row.memory_mb:,.0f} MB",
-        _number(row.images_per_second),
-        f"{_number(row.low)} - {_number(row.high)}",
-        f"{row.speedup:.2f}",
-        f"{row.efficiency:.0%}",
-        _duration(row.epoch_seconds),
-        _duration(row.end_seconds),
-        *money,
-        f"{row.bytes_sent / 1e6:,.3g}",
-    ]
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    if seconds < 2 * 3600:
-        return f"{seconds / 60:.3g} min"
-    return f"{seconds / 3600:,.3g} h"
-
-
-def turning_points(prediction: Prediction) -> list[str]:
-    """The break-even of link, batch and nodes in words."""
-    from paceline.plan.predict import SLOWEST_LINK, rate_text
-
-    even = prediction.break_even
-    if even is None:
-        return []
-    link = even.link_bits_per_second
-    rate = "no link" if link is None else f"a link that carries {rate_text(link)}"
-    if link is not None and link <= SLOWEST_LINK:
-        rate = "any link"
-    lines = [f"break-even: {even.nodes} nodes are as fast as one with {rate}"]
-    if prediction.workload.batch_per_worker is None:
-        size = f"a batch of {even.batch:,}" if even.batch is not None else "no batch"
-        lines[0] += f", or on this link with {size}"
-    least = (
-        "no number of nodes beats one"
-        if even.node_count is None
-        else (f"{even.node_count} nodes are the fewest that beat one")
-    )
-    lines.append(f"nodes: {least}; of those asked for, {even.fastest_nodes} are fastest")
-    return lines
+def _line(name: str, outputs: Any, guesses: Any) -> dict[str, Any]:
+    line: dict[str, Any] = {"input": name}
+    if guesses is not None:
+        line["guesses"] = [
+            {"label": guess.label, "probability": guess.probability} for guess in guesses
+        ]
+    return line | {"outputs": outputs.tolist()}

@@ -48,6 +48,9 @@ class TrainCommand(click.Command):
 )
 @click.option("--nodes", type=click.IntRange(min=1), help="For slurm: how many nodes to ask for.")
 @click.option("--slurm", "slurm_text", default="", metavar="OPTIONS", help="For sbatch or srun.")
+@click.option(
+    "--publish", type=click.Path(path_type=Path), help="Export every new best, as to models/NAME."
+)
 @click.option("-v", "--verbose", is_flag=True, help="Tell of every leg and why it was made.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, and only that.")
 @click.pass_context
@@ -64,6 +67,7 @@ def command(
     engine: str | None,
     nodes: int | None,
     slurm_text: str,
+    publish: Path | None,
     verbose: bool,
     as_json: bool,
 ) -> int:
@@ -76,12 +80,16 @@ def command(
     paceline train --resume                    go on where the latest run stopped
     paceline train --resume --set train.epochs=20      ... and for longer
     paceline train my.toml --hosts a,b         on two machines
+    paceline train my.toml --publish models/digits     for `paceline serve models/`
     paceline train my.toml --engine slurm --nodes 4
     """
     from paceline import api
+    from paceline.commands.publishing import check, publishing
     from paceline.config import load_config
     from paceline.config.environment import started_by
 
+    if publish is not None:
+        check(publish)
     started = started_by()
     by_hand = started is not None and started.size > 1 and hosts_text is None and engine is None
     hosts = None if by_hand else hosts_request(hosts_text, engine, nodes, slurm_text)
@@ -123,6 +131,11 @@ def command(
         )
 
     if by_hand:
+        if publish is not None:
+            raise ConfigError(
+                "--publish watches a run from the command that starts it: publish a training that"
+                " mpiexec or torchrun started with `paceline export`"
+            )
         assert started is not None
         from paceline.commands.by_hand import train_by_hand
 
@@ -131,7 +144,9 @@ def command(
             return 0
         result = found
     else:
-        result = api.run_training(begin())
+        start = begin()
+        with publishing(start.run.path, publish, say):
+            result = api.run_training(start)
     _show(result, as_json)
     return result.exit_code
 

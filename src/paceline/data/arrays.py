@@ -21,6 +21,7 @@ from paceline.data.base import Source, fingerprint_of
 from paceline.schema import write_json
 from paceline.schema.checkpoint import sum_of
 from paceline.schema.plain import ONE_LINE, checked, read_json_file
+from paceline.schema.signature import Pictures
 
 if TYPE_CHECKING:
     import torch
@@ -63,6 +64,9 @@ class ArraySource(Source):
         self._offset = offset.astype(np.float32).reshape(-1, 1, 1)
         self.sample_shape = (channels, size or height, size or width)
         self._counter = threading.Lock()
+        self.pictures = Pictures(
+            size=self.sample_shape[1], channels=channels, mean=mean, deviation=deviation
+        )
 
     def __len__(self) -> int:
         return len(self.pixels)

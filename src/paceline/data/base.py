@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import DataError
+from paceline.schema.signature import Pictures, Signature
 from paceline.text import user_path
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ class Source(abc.ABC):
 
     sample_shape: tuple[int, ...]
     """Shape of one input as `fetch` gives it; (channels, height, width) for images."""
+
+    sample_dtype: str = "float32"
+    """Type of the inputs, as torch and numpy both name it."""
 
     concurrent: bool = True
     """True: may be fetched in a background thread."""
@@ -143,6 +147,19 @@ class Dataset:
     """Files left out before the samples were counted."""
     notes: tuple[str, ...] = ()
     """What a user should know: made splits, limits, a cache that could not be used."""
+    pictures: Pictures | None = None
+    """How a picture becomes a sample; None where that is the user's own code."""
+
+    @property
+    def signature(self) -> Signature:
+        """What a model that is trained on it takes."""
+        return Signature(
+            shape=tuple(self.sample_shape),
+            dtype=self.train.sample_dtype,
+            classes=tuple(self.classes),
+            pictures=self.pictures,
+            data=self.name,
+        )
 
     def close(self) -> None:
         """Give back threads and files."""

@@ -140,6 +140,7 @@ def open_cifar10(request: DataRequest) -> Dataset:
     labels = np.array(records[:, 0])
     boundary = len(records) - test_count
     parts: list[Source] = []
+    pictures = None
     for part in (slice(0, boundary), slice(boundary, None)):
         source = ArraySource(
             records[part, 1:].reshape(-1, 3, 32, 32),
@@ -149,6 +150,7 @@ def open_cifar10(request: DataRequest) -> Dataset:
             size=request.image_size or SPEC.image_size,
             channels=request.channels,
         )
+        pictures = source.pictures
         parts.append(limited(source, request.limit, request.seed))
     return Dataset(
         name=SPEC.name,
@@ -157,4 +159,5 @@ def open_cifar10(request: DataRequest) -> Dataset:
         classes=CLASSES,
         sample_shape=parts[0].sample_shape,
         fingerprint=fingerprint_of(["cifar10", str(boundary), labels.tobytes()]),
+        pictures=pictures,
     )

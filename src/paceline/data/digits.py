@@ -71,4 +71,5 @@ def open_digits(request: DataRequest) -> Dataset:
         classes=tuple(str(digit) for digit in range(10)),
         sample_shape=whole.sample_shape,
         fingerprint=fingerprint_of(["digits", content]),
+        pictures=whole.pictures,
     )

@@ -24,7 +24,13 @@ import numpy as np
 
 from paceline.data.base import DataRequest, Dataset, DataSpec, Skipped, Source, fingerprint_of
 from paceline.data.cache import ImageCache
-from paceline.data.images import DECODER_VERSION, ImageDamagedError, Normaliser, decode_image
+from paceline.data.images import (
+    DECODER_VERSION,
+    ImageDamagedError,
+    Normaliser,
+    decode_image,
+    photographs,
+)
 from paceline.data.listing import Listing, find_bad_files, list_folder, usable
 from paceline.data.splits import FLIP_STREAM, limited, stratified_split
 from paceline.errors import DataError
@@ -101,7 +107,7 @@ class ImageFolderSource(Source):
         self.sample_shape = (parts.channels, parts.size, parts.size)
         listed = parts.listing.files
         self.targets = np.array([listed[number].label for number in files], dtype=np.int64)
-        self._normaliser = Normaliser(parts.channels)
+        self._normaliser = Normaliser(photographs(parts.size, parts.channels))
         self._lock = threading.Lock()
         self._flips: dict[int, np.ndarray] = {}
         self._skipped: dict[str, Skipped] = {}
@@ -244,6 +250,7 @@ def open_image_folder(request: DataRequest, folder: Path) -> Dataset:
         fingerprint=listing.fingerprint,
         skipped=skipped,
         notes=tuple(notes),
+        pictures=photographs(size, channels),
     )
 
 

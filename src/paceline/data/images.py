@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from paceline.schema.signature import Pictures
+
 try:
     import simplejpeg
 except ImportError:
@@ -28,7 +30,8 @@ SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif"}
     | {".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
 )
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MEAN: tuple[float, ...] = (0.485, 0.456, 0.406)
+DEVIATION: tuple[float, ...] = (0.229, 0.224, 0.225)
 ORIENTATION_TAG = 0x0112
 # What Pillow raises for damaged files, by format.
 DECODE_ERRORS = (
@@ -154,13 +157,19 @@ def quick_check(path: Path) -> str | None:
     return None
 
 
+def photographs(size: int, channels: int) -> Pictures:
+    """How photographs become samples: normalised as ImageNet is."""
+    mean, deviation = MEAN, DEVIATION
+    if channels == 1:
+        mean, deviation = (float(np.mean(MEAN)),), (float(np.mean(DEVIATION)),)
+    return Pictures(size=size, channels=channels, mean=mean, deviation=deviation)
+
+
 class Normaliser:
     """Writes bytes as normalised floats into a place that is already there."""
 
-    def __init__(self, channels: int) -> None:
-        mean, deviation = np.asarray(MEAN), np.asarray(DEVIATION)
-        if channels == 1:
-            mean, deviation = mean.mean(keepdims=True), deviation.mean(keepdims=True)
+    def __init__(self, pictures: Pictures) -> None:
+        mean, deviation = np.asarray(pictures.mean), np.asarray(pictures.deviation)
         self._scale: Any = (1.0 / (255.0 * deviation)).astype(np.float32).reshape(-1, 1, 1)
         self._offset: Any = (-mean / deviation).astype(np.float32).reshape(-1, 1, 1)
 
@@ -177,5 +186,6 @@ __all__ = [
     "Normaliser",
     "SUFFIXES",
     "decode_image",
+    "photographs",
     "quick_check",
 ]

@@ -114,6 +114,7 @@ def open_mnist(request: DataRequest) -> Dataset:
     folder = mnist_folder(request)
     size = request.image_size or SPEC.image_size
     parts: list[Source] = []
+    pictures = None
     identity: list[str | bytes] = ["mnist"]
     for prefix in ("train", "t10k"):
         image_path = idx_file(folder, f"{prefix}-images-idx3-ubyte")
@@ -140,6 +141,7 @@ def open_mnist(request: DataRequest) -> Dataset:
             size=size,
             channels=request.channels,
         )
+        pictures = source.pictures
         parts.append(limited(source, request.limit, request.seed))
         # The labels stand for the contents, so that .gz and plain files count as the same data.
         identity += [prefix, str(len(labels)), labels.tobytes()]
@@ -150,4 +152,5 @@ def open_mnist(request: DataRequest) -> Dataset:
         classes=tuple(str(digit) for digit in range(10)),
         sample_shape=parts[0].sample_shape,
         fingerprint=fingerprint_of(identity),
+        pictures=pictures,
     )

@@ -44,6 +44,7 @@ class MapSource(Source):
         self._length = _length(dataset, what)
         first, _ = self._items(np.array([0]), epoch=0)
         self.sample_shape = tuple(first.shape[1:])
+        self.sample_dtype = str(first.dtype).removeprefix("torch.")
         self._labels = self._believed_labels()
 
     @property
@@ -122,6 +123,7 @@ class TensorSource(Source):
     def __init__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         self._inputs, self._targets = inputs.detach(), targets.detach()
         self.sample_shape = tuple(inputs.shape[1:])
+        self.sample_dtype = str(inputs.dtype).removeprefix("torch.")
         if targets.ndim == 1 and not (targets.is_floating_point() or targets.is_complex()):
             self.targets = self._targets.numpy()
 

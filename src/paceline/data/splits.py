@@ -46,6 +46,7 @@ class Subset(Source):
         self.source = source
         self.numbers = np.asarray(numbers, dtype=np.int64)
         self.sample_shape = source.sample_shape
+        self.sample_dtype = source.sample_dtype
         self.concurrent = source.concurrent
         if source.targets is not None:
             self.targets = source.targets[self.numbers]

@@ -1,6 +1,6 @@
 """How long an experiment takes: by what its steps took elsewhere, and what they take here.
 
-Before anything has run here, `paceline predict` says how fast this machine is, from one of the
+Before anything has run here, `paceline forecast` says how fast this machine is, from one of the
 experiment's own trainings; afterwards the steps that are done say it better.
 """
 
@@ -71,12 +71,12 @@ def estimate(
         steps=len(left),
         unknown=len(left) - len(known),
         factor=factor,
-        how="as seen so far" if ratios else "by paceline predict",
+        how="as seen so far" if ratios else "by paceline forecast",
     )
 
 
 def predicted_factor(outcomes: Sequence[Outcome], out: Path) -> float | None:
-    """How much longer a training takes here than the file says, by `paceline predict`.
+    """How much longer a training takes here than the file says, by `paceline forecast`.
 
     None where steps that are done know it better, where too little is left to be run, or where
     there is no training on this machine alone to go by. The answer is kept in OUT.
@@ -107,7 +107,7 @@ def _predict(step: Step, out: Path) -> float | None:
     work = Work(step=step, out=out / "predicted")
     work.folder.mkdir(parents=True, exist_ok=True)
     prepare(work)
-    words = ["predict", str(work.config), "--nodes", "1", "--link", "1Gbit/s,0.2ms", "--json"]
+    words = ["forecast", str(work.config), "--nodes", "1", "--link", "1Gbit/s,0.2ms", "--json"]
     with contextlib.suppress(subprocess.TimeoutExpired, ValueError, LookupError):
         done = subprocess.run(
             [*PACELINE, *words], capture_output=True, text=True, timeout=PREDICTION_SECONDS

@@ -1,4 +1,4 @@
-"""What people type after `paceline predict`, made into numbers."""
+"""What people type after `paceline forecast`, made into numbers."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from paceline.schema.codec import decode, encode
 from paceline.schema.config import Config, Train
 from paceline.schema.plain import read_json_file
 from paceline.schema.schedule import first_other_rate
+from paceline.schema.signature import Signature
 
 FORMAT = 2
 """1 had no sums."""
@@ -76,6 +77,8 @@ class TrainState:
     settings: dict[str, object] = field(default_factory=dict)
     """The settings that must not change, by dotted key."""
     plan: dict[str, object] = field(default_factory=dict)
+    signature: Signature | None = None
+    """What the model takes; None in checkpoints that are older than it."""
     files: dict[str, str] = field(default_factory=dict)
     """SHA-256 of every other file of the checkpoint."""
     digest: str = ""

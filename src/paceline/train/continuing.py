@@ -127,6 +127,7 @@ class Continuing:
             since_best=self.kept_goal.since_best,
             settings=fixed_settings(self.config),
             plan=encode(self.task.plan),
+            signature=self.dataset.signature,
         )
         return Handover(
             state=state,

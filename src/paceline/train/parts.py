@@ -13,7 +13,7 @@ from torch import nn
 
 from paceline import data, models
 from paceline.config.environment import amx_allowed, cache_root, data_root
-from paceline.data.base import DataRequest, Dataset
+from paceline.data.base import DataRequest, Dataset, Source
 from paceline.data.sampler import apportion
 from paceline.errors import ConfigError, DataError, ModelError, PacelineError, UserError
 from paceline.exchange.splittable import SAMPLES, Trial
@@ -23,10 +23,11 @@ from paceline.local.tiles import describe_tiles
 from paceline.models.factory import call_factory, initialise_lazy
 from paceline.references import is_reference, resolve, resolve_factory
 from paceline.schema import Config, Plan
+from paceline.schema.signature import Signature
 from paceline.train.given import Given, with_open_data
 from paceline.train.optimizers import is_elementwise, optimizer_factory
 
-__all__ = ["Given", "Parts", "data_request", "make_parts"]
+__all__ = ["Given", "Parts", "data_request", "make_parts", "model_factory"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +65,14 @@ def make_parts(config: Config, given: Given | None = None) -> Parts:
     dataset = with_open_data(given, config, data_request(config)).data
     if dataset is None:
         dataset = data.open_dataset(data_request(config))
+    first: Source = dataset.train
+
+    def one_input() -> torch.Tensor:
+        return first.fetch(np.array([0]), epoch=0, augment=False)[0]
+
     return Parts(
         dataset=dataset,
-        build_model=_model_factory(config, dataset, given.model),
+        build_model=model_factory(config, dataset.signature, given.model, one_input),
         loss=_checked_loss(loss, config.workload.loss),
         build_optimizer=optimizer_factory(config.optimizer, custom),
         elementwise=is_elementwise(config.optimizer, custom),
@@ -164,24 +170,28 @@ def _refusal(name: str, outputs: Any, targets: Any, error: BaseException) -> Use
     return None
 
 
-def _model_factory(
-    config: Config, dataset: Dataset, given: Callable[..., nn.Module] | None
+def model_factory(
+    config: Config,
+    takes: Signature,
+    given: Callable[..., nn.Module] | None,
+    one_input: Callable[[], torch.Tensor],
 ) -> Callable[[], nn.Module]:
+    """What makes the model of a configuration, for inputs as `takes` says."""
     work = config.workload
-    shape = dataset.sample_shape
-    classes = work.classes or len(dataset.classes)
+    shape = takes.shape
+    classes = work.classes or len(takes.classes)
     if given is None and work.model in models.names() and (len(shape) != 3 or not classes):
         raise ModelError(
-            f"{work.model} takes images with classes, but the samples of {dataset.name} have the"
+            f"{work.model} takes images with classes, but the samples of {takes.data} have the"
             f" shape {shape}: use a model of your own"
             if len(shape) != 3
-            else f"{work.model} must know how many classes {dataset.name} has, which it does not"
+            else f"{work.model} must know how many classes {takes.data} has, which it does not"
             " tell: set workload.classes"
         )
-    if work.classes is not None and work.classes < len(dataset.classes):
+    if work.classes is not None and work.classes < len(takes.classes):
         raise ConfigError(
-            f"workload.classes = {work.classes} is fewer than the {len(dataset.classes)} classes of"
-            f" {dataset.name}: leave it out or raise it"
+            f"workload.classes = {work.classes} is fewer than the {len(takes.classes)} classes of"
+            f" {takes.data}: leave it out or raise it"
         )
     factory, name = given, work.model
     if factory is None and is_reference(work.model):
@@ -200,14 +210,11 @@ def _model_factory(
                 model = models.build(work.model, options=work.model_options, **sizes)
             else:
                 model = call_factory(factory, name, sizes, work.model_options)
-                initialise_lazy(model, name, _one_input)
+                initialise_lazy(model, name, one_input)
         if work.weights is not None:
             models.load_weights(model, Path(work.weights), replace_head=work.head == "replace")
         if work.freeze:
             models.freeze_body(model)
         return model
-
-    def _one_input() -> torch.Tensor:
-        return dataset.train.fetch(np.array([0]), epoch=0, augment=False)[0]
 
     return build

@@ -20,6 +20,7 @@ from paceline.schema.plain import read_json_file
 if TYPE_CHECKING:
     from paceline.schema.hosts import Hosts
     from paceline.schema.legs import Leg
+    from paceline.serve.answers import Guess
     from paceline.train.given import Given
 
 
@@ -32,6 +33,8 @@ class Result:
     summary: dict[str, Any]
     """What run.json holds: loss, accuracy where there are classes, seconds, images per second."""
     exit_code: int = 0
+    factory: Callable[..., Any] | None = field(default=None, repr=False)
+    """What makes the model, where it came as an object."""
 
     @property
     def accuracy(self) -> float | None:
@@ -44,6 +47,18 @@ class Result:
 
         model.load_state_dict(load_model(self.run / "checkpoints" / "latest" / "model.safetensors"))
         return model
+
+    def predict(self, inputs: Any) -> list[list[Guess]]:
+        """The five likeliest classes of each input, by the best weights of the run.
+
+        `inputs`: paths of pictures, or numbers as the model takes them (a tensor, an array).
+
+        >>> result.predict(["seven.png"])[0][0].label                        # doctest: +SKIP
+        '7'
+        """
+        from paceline.serve.trained import open_trained, predict_any
+
+        return predict_any(open_trained(self.run, factory=self.factory), inputs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -155,7 +155,7 @@ def test_shares_must_reach_the_sum(
 
 
 def prediction(speeds: dict[int, float], exposed: float) -> dict[str, Any]:
-    """As `paceline predict --json` prints it: alone, then all-reduce and one that is not exact."""
+    """As `paceline forecast --json` prints it: alone, then all-reduce and one that is not exact."""
     rows = []
     for nodes, speedup in speeds.items():
         for exchange, exact in (

@@ -1,4 +1,4 @@
-"""The buyer's guide: what more machines like this one would give, from `paceline predict`."""
+"""The buyer's guide: what more machines like this one would give, from `paceline forecast`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`paceline predict`: what people type, and the command on a machines.json."""
+"""`paceline forecast`: what people type, and the command on a machines.json."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from cost_cases import host, machines
 
-from paceline.commands.predict import command
+from paceline.commands.forecast import command
 from paceline.errors import ConfigError
 from paceline.plan.ask import hourly_price, link_from, node_counts, speeds
 from paceline.schema import write_json

@@ -1,0 +1,151 @@
+"""Requests that arrive together are computed together.
+
+One batcher per version. A worker that is free takes what waits at once, so that a single request
+waits for nobody; while workers compute, requests gather, so that batches grow with the load. A
+further worker takes part of a batch only after a few milliseconds: two half batches cost more than
+a whole one. The queue is bounded: what does not fit is refused at once, never kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.serve.loader import Servable
+
+
+class QueueFullError(Exception):
+    """The queue is full; `seconds` until there may be room."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__("the queue is full")
+        self.seconds = seconds
+
+
+class TooLateError(Exception):
+    """The deadline passed before the request was computed."""
+
+
+@dataclass(eq=False)
+class Piece:
+    """Samples of one request that are computed together."""
+
+    inputs: np.ndarray
+    answer: asyncio.Future[np.ndarray]
+    deadline: float
+    arrived: float
+
+
+class Batcher:
+    """The queue before one version, and the batches that are being computed."""
+
+    def __init__(self, servable: Servable, *, queue: int, wait: float) -> None:
+        self.servable = servable
+        self.queue_limit, self.wait = queue, wait
+        self.batches: dict[int, int] = {}
+        """How many batches of each size were computed."""
+        self._pieces: deque[Piece] = deque()
+        self._queued = self._running = 0
+        self._loop = asyncio.get_running_loop()
+        self._called = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def queued(self) -> int:
+        """Samples that wait."""
+        return self._queued
+
+    async def submit(self, inputs: np.ndarray, deadline: float) -> np.ndarray:
+        """The outputs of one request, computed with others; `deadline` in the loop's time."""
+        if self._queued + len(inputs) > self.queue_limit:
+            rate = self.servable.setup.samples_per_second
+            raise QueueFullError(self._queued / max(rate, 1.0))
+        size, now = self.servable.setup.batch, self._loop.time()
+        pieces = [
+            Piece(inputs[start : start + size], self._loop.create_future(), deadline, now)
+            for start in range(0, len(inputs), size)
+        ]
+        self._pieces.extend(pieces)
+        self._queued += len(inputs)
+        self._idle.clear()
+        if not self._called:  # after all that has arrived in this turn of the loop
+            self._called = True
+            self._loop.call_soon(self._start)
+        if len(pieces) == 1:
+            return await pieces[0].answer
+        try:
+            return np.concatenate(await asyncio.gather(*(one.answer for one in pieces)))
+        finally:
+            for one in pieces:
+                one.answer.cancel()
+
+    def _start(self) -> None:
+        """Give work to every worker that should have some."""
+        self._called = False
+        setup = self.servable.setup
+        while self._pieces and self._running < setup.workers:
+            if self._running and self._queued < setup.batch:
+                due = self._pieces[0].arrived + self.wait
+                if due > self._loop.time():
+                    if self._timer is None:
+                        self._timer = self._loop.call_at(due, self._ring)
+                    return
+            batch = self._take(setup.batch)
+            if batch:
+                self._running += 1
+                self._compute(batch)
+        self._note_idle()
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._start()
+
+    def _take(self, most: int) -> list[Piece]:
+        """Pieces for one batch; those that nobody waits for any more are passed over."""
+        now, batch, count = self._loop.time(), [], 0
+        while self._pieces and count + len(self._pieces[0].inputs) <= most:
+            piece = self._pieces.popleft()
+            self._queued -= len(piece.inputs)
+            if piece.answer.done():
+                continue
+            if piece.deadline <= now:
+                piece.answer.set_exception(TooLateError())
+                continue
+            batch.append(piece)
+            count += len(piece.inputs)
+        return batch
+
+    def _compute(self, batch: list[Piece]) -> None:
+        inputs = (
+            batch[0].inputs if len(batch) == 1 else np.concatenate([one.inputs for one in batch])
+        )
+        self.batches[len(inputs)] = self.batches.get(len(inputs), 0) + 1
+        future = self._loop.run_in_executor(self.servable.pool, self.servable.run, inputs)
+        future.add_done_callback(lambda done: self._finish(batch, done))
+
+    def _finish(self, batch: list[Piece], done: asyncio.Future[np.ndarray]) -> None:
+        self._running -= 1
+        error = done.exception()
+        start = 0
+        for piece in batch:
+            end = start + len(piece.inputs)
+            if not piece.answer.done():
+                if error is not None:
+                    piece.answer.set_exception(error)
+                else:
+                    piece.answer.set_result(done.result()[start:end])
+            start = end
+        self._start()
+
+    def _note_idle(self) -> None:
+        if not self._pieces and not self._running:
+            self._idle.set()
+
+    async def drain(self) -> None:
+        """Until nothing waits and nothing is computed."""
+        await self._idle.wait()

@@ -1,0 +1,295 @@
+"""The trained model of a run: its weights, what it takes, and what it says."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from paceline.config import load_config
+from paceline.config.environment import data_root
+from paceline.data.feed import evaluation_batches
+from paceline.data.images import SUFFIXES
+from paceline.data.listing import TEST_NAMES
+from paceline.errors import DataError, ModelError, RunDirectoryError, UserError, shortened
+from paceline.local.base import are_classes, full_precision, scored
+from paceline.models.extra_state import load_model
+from paceline.references import OBJECT, is_object
+from paceline.run import RunDirectory, open_run
+from paceline.schema import Config
+from paceline.schema.checkpoint import TrainState, checkpoints_in, read_state
+from paceline.schema.signature import Signature
+from paceline.serve.answers import TOP, Guess, top_guesses
+from paceline.serve.inputs import Preparer, read_inputs
+from paceline.train.device import choose_device
+from paceline.train.parts import make_parts, model_factory
+
+Weights = Literal["best", "latest"]
+BATCH = 64
+"""Samples that are computed together: far fewer than memory allows, enough for all cores."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A model in evaluation mode, and everything that its answers need."""
+
+    run: RunDirectory
+    checkpoint: Path
+    config: Config
+    state: TrainState
+    signature: Signature
+    model: nn.Module
+
+    @property
+    def tells_classes(self) -> bool:
+        """Whether outputs are scores of classes, of which softmax makes probabilities."""
+        known = self.signature.classes or self.config.workload.classes
+        return self.config.workload.loss == "cross_entropy" and bool(known)
+
+    def outputs(self, inputs: np.ndarray) -> np.ndarray:
+        """What the model gives for a batch of inputs, in float32 and without dropout."""
+        blocks = []
+        with torch.no_grad():
+            device = next(iter(self.model.parameters()), torch.empty(0)).device
+            for start in range(0, len(inputs), BATCH):
+                part = np.require(inputs[start : start + BATCH], requirements=["C", "W"])
+                block = torch.from_numpy(part)
+                found = full_precision(scored(self.model, block.to(device)))
+                if not isinstance(found, torch.Tensor):
+                    raise ModelError(
+                        f"the model gives a {type(found).__name__}, not one tensor: what it says"
+                        " cannot be told, exported or served"
+                    )
+                blocks.append(found.cpu().numpy())
+        return np.concatenate(blocks)
+
+    def guesses(self, inputs: np.ndarray, count: int = TOP) -> list[list[Guess]]:
+        """The likeliest classes of each input."""
+        return top_guesses(self.outputs(inputs), self.signature, count)
+
+
+def open_trained(
+    path: Path,
+    *,
+    weights: Weights | None = None,
+    device: str = "cpu",
+    factory: Callable[..., nn.Module] | None = None,
+) -> Trained:
+    """The best weights of a run (the latest where none is the best yet), or those asked for.
+
+    `factory` makes the model where it came as an object of a Python program.
+    """
+    run = open_run(path)
+    config = load_config(run.config)
+    checkpoint = find_checkpoint(run, weights)
+    state = read_state(checkpoint)
+    if factory is None and is_object(config.workload.model):
+        raise ModelError(
+            f"the model of {path} came as an object of a Python program"
+            f" ({config.workload.model.removeprefix(OBJECT)}): use result.predict there, or train"
+            " with a model that can be named as 'module:callable'"
+        )
+    signature = state.signature or _signature_of_data(config, path)
+    model = build_model(config, signature, factory)
+    try:
+        model.load_state_dict(load_model(checkpoint / "model.safetensors"))
+    except (RuntimeError, ValueError, OSError, SafetensorError) as error:
+        raise ModelError(
+            f"the weights of {checkpoint} do not fit {config.workload.model}:"
+            f" {shortened(str(error))}"
+        ) from None
+    model.to(choose_device(device, 0)).eval()
+    return Trained(
+        run=run,
+        checkpoint=checkpoint,
+        config=config,
+        state=state,
+        signature=signature,
+        model=model,
+    )
+
+
+def build_model(
+    config: Config, signature: Signature, factory: Callable[..., nn.Module] | None = None
+) -> nn.Module:
+    """The model of a configuration with untrained weights, without its data."""
+    bare = dataclasses.replace(config.workload, weights=None, freeze=False)
+    kind = getattr(torch, signature.dtype)
+    return model_factory(
+        dataclasses.replace(config, workload=bare),
+        signature,
+        factory,
+        lambda: torch.zeros((1, *signature.shape), dtype=kind),
+    )()
+
+
+def find_checkpoint(run: RunDirectory, weights: Weights | None) -> Path:
+    """The checkpoint with the best or the latest weights."""
+    best = run.checkpoints / "best"
+    if weights != "latest" and best.is_dir():
+        return best.resolve()
+    if weights == "best":
+        raise RunDirectoryError(
+            f"{run.path} has no best weights: no evaluation has come yet; use the latest ones"
+        )
+    found = checkpoints_in(run.checkpoints)
+    if not found:
+        raise RunDirectoryError(f"{run.path} has no checkpoint yet: train it first")
+    return found[-1]
+
+
+def _signature_of_data(config: Config, path: Path) -> Signature:
+    """From the data itself, for checkpoints that are older than signatures."""
+    try:
+        dataset = make_parts(config).dataset
+    except UserError as error:
+        raise DataError(
+            f"the checkpoints of {path} do not say what the model takes, as new ones do, and its"
+            f" data cannot be asked: {error}"
+        ) from None
+    dataset.close()
+    return dataset.signature
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """How well a model does on labelled samples."""
+
+    samples: int
+    loss: float
+    accuracy: float | None
+    top5: float | None
+    data: str
+
+
+def evaluate_run(trained: Trained, data: Path | None = None) -> Evaluation:
+    """Score a model on the run's own test data, or on pictures in folders of the classes' names.
+
+    `data` may also be the folder of data sets that `paceline train --data` takes.
+    """
+    folder = _class_folder(trained.signature, data) if data is not None else None
+    if folder is not None:
+        return _sums(trained, _labelled(trained.signature, folder), str(folder))
+    config = trained.config
+    root = data or (Path(config.data.root) if config.data.root else None) or data_root()
+    config = dataclasses.replace(
+        config, data=dataclasses.replace(config.data, root=str(root) if root else None)
+    )
+    parts = make_parts(config)
+    try:
+        batches = (
+            (batch.inputs.numpy(), batch.targets)
+            for batch in evaluation_batches(
+                parts.dataset.test, batch_size=BATCH, worker=0, shares=[1.0]
+            )
+        )
+        return _sums(trained, batches, f"{parts.dataset.name} (test)", parts.loss)
+    finally:
+        parts.dataset.close()
+
+
+def _sums(
+    trained: Trained,
+    batches: Iterator[tuple[np.ndarray, torch.Tensor]],
+    name: str,
+    loss: Callable[..., Any] = nn.functional.cross_entropy,
+) -> Evaluation:
+    total, losses, first, among = 0, 0.0, 0.0, 0.0
+    classes = True
+    with torch.no_grad():
+        for inputs, targets in batches:
+            outputs = torch.from_numpy(trained.outputs(inputs))
+            losses += float(loss(outputs, targets)) * len(inputs)
+            total += len(inputs)
+            classes = classes and are_classes(outputs, targets)
+            if classes:
+                best = outputs.topk(min(TOP, outputs.shape[1]), dim=1).indices
+                hits = best == targets.unsqueeze(1)
+                first, among = first + float(hits[:, 0].sum()), among + float(hits.any(1).sum())
+    return Evaluation(
+        samples=total,
+        loss=losses / total,
+        accuracy=first / total if classes else None,
+        top5=among / total if classes else None,
+        data=name,
+    )
+
+
+def _class_folder(signature: Signature, data: Path) -> Path | None:
+    """Where the folders of the classes are: in `data`, or in its test part."""
+    if not data.is_dir():
+        raise DataError(f"{data} is not a folder: give one with a folder of pictures per class")
+    for place in (*(data / name for name in TEST_NAMES), data):
+        if place.is_dir() and any((place / name).is_dir() for name in signature.classes):
+            return place
+    return None
+
+
+def _labelled(signature: Signature, folder: Path) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
+    """Pictures below the folders of the classes, in batches."""
+    numbers = {name: number for number, name in enumerate(signature.classes)}
+    unknown = sorted(
+        entry.name
+        for entry in folder.iterdir()
+        if entry.is_dir() and not entry.name.startswith(".") and entry.name not in numbers
+    )
+    if unknown:
+        raise DataError(
+            f"{folder} holds the class {unknown[0]!r}, which the model does not know; it knows:"
+            f" {shortened(', '.join(signature.classes))}"
+        )
+    files = [
+        (path, number)
+        for name, number in numbers.items()
+        for path in sorted((folder / name).rglob("*"))
+        if path.suffix.lower() in SUFFIXES
+    ]
+    if not files:
+        raise DataError(f"{folder} holds no picture in the folders of the classes")
+    preparer = Preparer(signature)
+    for start in range(0, len(files), BATCH):
+        block = files[start : start + BATCH]
+        yield (
+            np.stack([_prepared(preparer, path) for path, _ in block]),
+            torch.tensor([number for _, number in block]),
+        )
+
+
+def _prepared(preparer: Preparer, path: Path) -> np.ndarray:
+    try:
+        return preparer.picture(path.read_bytes())
+    except (DataError, OSError) as error:
+        raise DataError(f"{path}: {error}: take it out, or mend it") from None
+
+
+def predict_any(trained: Trained, inputs: Any) -> list[list[Guess]]:
+    """The likeliest classes of pictures (by path), or of numbers as the model takes them."""
+    refuse_other_answers(trained)
+    preparer = Preparer(trained.signature)
+    if isinstance(inputs, str | Path):
+        inputs = [inputs]
+    if not len(inputs):
+        return []
+    if isinstance(inputs[0], str | Path):
+        values = np.stack([one for _, one in read_inputs(preparer, [Path(p) for p in inputs])])
+        return trained.guesses(values)
+    if not isinstance(inputs, torch.Tensor) and isinstance(inputs[0], torch.Tensor):
+        inputs = torch.stack(list(inputs))
+    return trained.guesses(preparer.numbers(np.asarray(inputs)))
+
+
+def refuse_other_answers(trained: Trained) -> None:
+    """Outputs that are no scores of classes are not made into probabilities."""
+    if not trained.tells_classes:
+        raise ModelError(
+            f"the outputs of {trained.config.workload.model} are no scores of classes (it was"
+            f" trained with the loss {trained.config.workload.loss}): read them with"
+            " `paceline predict --json`, or load the weights with result.load_model"
+        )

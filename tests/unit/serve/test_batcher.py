@@ -1,0 +1,135 @@
+"""Requests that arrive together are computed together; what does not fit is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.serve.batcher import Batcher, QueueFullError, TooLateError
+from paceline.serve.loader import Servable, Setup, load
+
+
+@pytest.fixture
+def held(exported: Path) -> Iterator[tuple[Servable, threading.Event, list[int]]]:
+    """A version whose batches wait for an event, and the sizes that were computed."""
+    servable = load(exported, most=4)
+    servable.close()
+    go, sizes = threading.Event(), []
+
+    def run(inputs: np.ndarray) -> np.ndarray:
+        assert go.wait(300)
+        sizes.append(len(inputs))
+        return inputs.reshape(len(inputs), -1)[:, :1] + 1
+
+    pool = ThreadPoolExecutor(1)
+    setup = Setup(workers=1, threads=1, batch=4, samples_per_second=2.0)
+    yield dataclasses.replace(servable, run=run, pool=pool, setup=setup), go, sizes
+    go.set()
+    pool.shutdown()
+
+
+def inputs(*values: float) -> np.ndarray:
+    return np.array(values, dtype=np.float32).reshape(-1, 1)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 300))
+
+
+def test_batches_grow_while_others_are_computed(
+    held: tuple[Servable, threading.Event, list[int]],
+) -> None:
+    servable, go, sizes = held
+
+    async def work() -> None:
+        batcher = Batcher(servable, queue=100, wait=0.001)
+        end = asyncio.get_running_loop().time() + 300
+        first = asyncio.create_task(batcher.submit(inputs(1), end))
+        while batcher.queued or not batcher.batches:
+            await asyncio.sleep(0.001)
+        others = [asyncio.create_task(batcher.submit(inputs(n), end)) for n in range(2, 8)]
+        large = asyncio.create_task(batcher.submit(inputs(*range(10, 19)), end))
+        while batcher.queued < 15:
+            await asyncio.sleep(0.001)
+        go.set()
+        assert (await first).tolist() == [[2]]
+        assert [(await one).tolist() for one in others] == [[[n + 1]] for n in range(2, 8)]
+        assert (await large).ravel().tolist() == [n + 1 for n in range(10, 19)]
+        await batcher.drain()
+        assert batcher.batches == {size: sizes.count(size) for size in set(sizes)}
+
+    run(work())
+    assert sizes[:2] == [1, 4]
+    assert sum(sizes) == 16
+    assert max(sizes) == 4
+
+
+def test_a_full_queue_refuses_at_once_and_says_for_how_long(
+    held: tuple[Servable, threading.Event, list[int]],
+) -> None:
+    servable, go, _ = held
+
+    async def work() -> None:
+        batcher = Batcher(servable, queue=4, wait=0.001)
+        end = asyncio.get_running_loop().time() + 300
+        first = asyncio.create_task(batcher.submit(inputs(1), end))
+        while batcher.queued or not batcher.batches:
+            await asyncio.sleep(0.001)
+        waiting = asyncio.create_task(batcher.submit(inputs(1, 2, 3, 4), end))
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError) as refused:
+            await batcher.submit(inputs(5), end)
+        assert refused.value.seconds == 2.0
+        go.set()
+        await asyncio.gather(first, waiting)
+
+    run(work())
+
+
+def test_requests_that_are_late_or_gone_are_not_computed(
+    held: tuple[Servable, threading.Event, list[int]],
+) -> None:
+    servable, go, sizes = held
+
+    async def work() -> None:
+        batcher = Batcher(servable, queue=100, wait=0.001)
+        now = asyncio.get_running_loop().time()
+        first = asyncio.create_task(batcher.submit(inputs(1), now + 300))
+        while batcher.queued or not batcher.batches:
+            await asyncio.sleep(0.001)
+        late = asyncio.create_task(batcher.submit(inputs(2), now))
+        gone = asyncio.create_task(batcher.submit(inputs(3), now + 300))
+        await asyncio.sleep(0)
+        gone.cancel()
+        go.set()
+        await first
+        with pytest.raises(TooLateError):
+            await late
+        await batcher.drain()
+
+    run(work())
+    assert sizes == [1]
+
+
+def test_an_error_of_the_model_reaches_who_asked(
+    held: tuple[Servable, threading.Event, list[int]],
+) -> None:
+    servable, go, _ = held
+    go.set()
+
+    async def work() -> None:
+        broken = dataclasses.replace(servable, run=lambda x: 1 / 0)  # type: ignore[arg-type,return-value]
+        batcher = Batcher(broken, queue=100, wait=0.001)
+        with pytest.raises(ZeroDivisionError):
+            await batcher.submit(inputs(1), asyncio.get_running_loop().time() + 300)
+        await batcher.drain()
+
+    run(work())
