@@ -95,7 +95,7 @@ def _train(asked: Alone, home: Home) -> Outcome:
     every = _options(asked, home, lesson, divisible=True)
     plans = {o.name: plan_of(asked.config, e, batch_size, "") for o, e in every}
     plans |= {leg.name: leg.plan for leg in asked.script}
-    wanted = lesson.best if asked.goes_on is None else name_of(asked.goes_on)
+    wanted = name_of(asked.goes_on) if asked.goes_on is not None else lesson.best
     building = time.perf_counter()
     name, runner = _first_runner(asked, home, plans, [option for option, _ in every], wanted)
     built = time.perf_counter() - building
@@ -113,7 +113,7 @@ def _train(asked: Alone, home: Home) -> Outcome:
             began=asked.began,
             built_seconds=built,
             earlier=_legs_before(home.run, begun),
-            start=name,
+            start=name if name == wanted else None,
             script=asked.script,
             verbose=asked.verbose,
         ),

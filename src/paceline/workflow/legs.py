@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from paceline.train.loop import Outcome
 
 PATIENCE = 2.0
-"""A trial ends when its updates take this many times as long as the best plan's would have."""
+"""A leg ends when its updates take this many times as long as the best plan's last took."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +55,8 @@ class LegsRequest:
     """What building the first plan took."""
     earlier: Sequence[Leg] = ()
     """Legs of a training that is continued."""
-    start: str = ""
-    """The plan that past trainings here, or the part before, have found to be the best."""
+    start: str | None = None
+    """The plan that it begins with, where past trainings or the part before ended with it."""
     script: Sequence[Leg] = ()
     """The legs of a training that is repeated."""
     verbose: bool = False
@@ -250,7 +250,7 @@ class LegTraining:
     def _go(self, decision: Decision) -> Went:
         assert self._runner is not None
         patience = None
-        if decision.role == "trial":
+        if self.known.legs and not self._asked.script:
             pace = seconds_of(self.known.legs, decision.best)
             patience = PATIENCE * decision.updates * pace
         if self.signals.received is not None:
