@@ -10,6 +10,7 @@ Inference takes the short way; everything else goes through Starlette's router.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import re
 import time
@@ -135,7 +136,11 @@ class Core:
         samples = 0
         try:
             deadline = asyncio.get_running_loop().time() + self._patience(headers)
-            size = self._reserve(headers)
+            try:
+                size = self._reserve(headers)
+            except RefusalError:
+                await self._read_away(receive)
+                raise
             try:
                 body = await self._body(receive, size, headers)
                 async with self.manager.using(entry):
@@ -191,6 +196,18 @@ class Core:
             raise RefusalError(503, "too many requests at once", {"retry-after": "1"})
         self._bodies += size
         return size
+
+    async def _read_away(self, receive: Receive) -> None:
+        """Take a body that is refused, up to a bound, and keep none of it.
+
+        Whoever still sends when the connection is closed sees a reset instead of the answer.
+        """
+        total = 0
+        with contextlib.suppress(RefusalError):
+            message = await self._part(receive)
+            while message.get("more_body") and total <= self.limits.body:
+                total += len(message.get("body", b""))
+                message = await self._part(receive)
 
     async def _body(self, receive: Receive, size: int, headers: dict[str, str]) -> bytes:
         if headers.get("content-encoding", "identity") != "identity":
