@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from paceline.schema import Plan
     from paceline.schema.hosts import Hosts, Place
 
-BUSY = 0.15
-"""Part of a host's cores in use by others above which its times are doubtful."""
 _VERSION = 2
 
 
@@ -183,7 +181,7 @@ def doubts(found: Machines) -> list[str]:
     lines = list(found.warnings)
     if not lines:
         lines = [f"{host.name}: {text}" for host in found.hosts for text in host.warnings]
-    busy = [host.name for host in found.hosts if host.busy > BUSY]
+    busy = [host.name for host in found.hosts if host.is_doubtful]
     if busy:
         lines.append(f"measure again with --again when {', '.join(busy)} has nothing else to do")
     return lines

@@ -23,9 +23,10 @@ from paceline.local.cores import quota_cores, usable_cores, visible_cores
 from paceline.local.memory import available_mb
 from paceline.measure.footprint import measure_footprint
 from paceline.measure.kept_races import fingerprint
-from paceline.measure.machine import BUSY, busy_cores, processor_name
+from paceline.measure.machine import busy_cores, processor_name
 from paceline.schema import Candidate, Config, encode, read_json, write_json
 from paceline.schema.machines import (
+    BUSY,
     Figure,
     Host,
     Layer,

@@ -21,12 +21,13 @@ from paceline.local.cores import usable_cores
 from paceline.local.memory import MEMORY_PART, available_mb
 from paceline.measure.footprint import measure_footprint
 from paceline.measure.kept_races import fingerprint, keep, kept_race, stored_race
-from paceline.measure.machine import BUSY, busy_cores
+from paceline.measure.machine import busy_cores
 from paceline.plan.candidates import candidate, structures, variants
 from paceline.plan.choose import decided
 from paceline.plan.hopes import plan_of
 from paceline.plan.pilot import MOST_PAIRS, OBVIOUS, typical
 from paceline.schema import Candidate, Config, NodePlan, Race
+from paceline.schema.machines import BUSY
 from paceline.text import rate
 from paceline.workflow.alone import can_divide
 from paceline.workflow.rehearsal import Rehearsal, rehearsing
