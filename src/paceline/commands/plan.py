@@ -161,9 +161,9 @@ def plan_machines(config: Config, machines: Machines) -> tuple[Plan, list[str]]:
 def _choose(
     config: Config, machines: Machines, factors: dict[str, float]
 ) -> tuple[Plan, NodeChoice]:
-    from paceline.commands.partitioning import partitioned
     from paceline.plan.foresee import allowed_by, buckets_of, kinds_of, plan_from_choice
     from paceline.plan.nodes import choose_nodes
+    from paceline.workflow.partitioning import partitioned
 
     for split in (True, False):
         choice = choose_nodes(

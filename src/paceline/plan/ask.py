@@ -6,8 +6,8 @@ import itertools
 
 from paceline.cost.network import described_link
 from paceline.errors import ConfigError, shown
-from paceline.lab.units import duration, rate
 from paceline.schema.machines import Link
+from paceline.schema.units import duration, rate
 
 MOST_NODES = 1_000_000
 LONGEST_CURRENCY = 8
