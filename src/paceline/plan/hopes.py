@@ -45,7 +45,8 @@ def options(
 
     `many`: whether other processes can be used; `divisible`: whether a batch may be divided, which
     a layer that looks across samples forbids; `rounds`: whether the processor computes in bf16
-    itself, for where it only imitates that, bf16 is slower and not tried. `learned`: factors from past trainings here.
+    itself, for where it only imitates that, bf16 is slower and not tried. `learned`: factors from
+    past trainings here.
     """
     plain = NodePlan(strategy="threads", threads=cores) if cores > 1 else NodePlan()
     nodes = [plain] + [
