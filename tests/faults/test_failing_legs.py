@@ -54,11 +54,9 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "checkpoints" / "latest" / "model.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.world_size(2)
-@pytest.mark.parametrize(
-    "fault",
-    ["kill", *(pytest.param(name, marks=pytest.mark.slow) for name in FAULTS if name != "kill")],
-)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_plan_that_fails_is_left(fault: str, run_cli, tmp_path: Path) -> None:
     words = settings(fault)
     teach(words, **{"processes 2x1": 0.001, "replicas 2x1": 2.0})

@@ -21,6 +21,7 @@ def until_all_train(nodes: Nodes) -> None:
     nodes.until(all_train)
 
 
+@pytest.mark.slow
 def test_hogwild_learns_digits_and_goes_on_without_a_node(make_nodes: MakeNodes) -> None:
     nodes = make_nodes(3, 0, **(DIGITS | {"exchange__kind": "hogwild"}))
     nodes.pace.write_text("0.05")

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.timeout(900)
 DIGITS = helpers.DIGITS | {"exchange__mode": "async"}
 
 
+@pytest.mark.slow
 def test_downpour_goes_on_without_a_worker_and_takes_a_new_one(make_nodes: MakeNodes) -> None:
     nodes = make_nodes(3, **DIGITS)
     nodes.pace.write_text("0.01")

@@ -21,7 +21,7 @@ StartCli = Callable[..., "subprocess.Popen[str]"]
 RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("threads", marks=pytest.mark.slow), "processes"])
+@pytest.mark.parametrize("strategy", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
 def test_saved_and_continued_to_the_same_weights(
     strategy: str,
     tmp_path: Path,
@@ -124,7 +124,10 @@ def test_before_training_begins(
     assert "WorkerError" not in error
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
 def test_in_a_race(number: signal.Signals, code: int, tmp_path: Path, start_cli: StartCli) -> None:
     folder = tmp_path / "tmp"
     folder.mkdir()

@@ -40,7 +40,7 @@ def arguments(fault: str, *changes: str) -> list[str]:
 @pytest.mark.parametrize(
     "fault",
     [
-        fault if fault in ("kill", "hang") else pytest.param(fault, marks=pytest.mark.slow)
+        fault if fault == "kill" else pytest.param(fault, marks=pytest.mark.slow)
         for fault in EXPECTED
     ],
 )
@@ -64,6 +64,7 @@ def test_without_barriers_too(run_cli, tmp_path: Path) -> None:
     assert "rank 1 was killed by SIGKILL" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.world_size(2)
 def test_a_candidate_that_brings_its_ranks_down_loses_the_race(run_cli, tmp_path: Path) -> None:
     # The model fails on rank 1 only, which takes part in `processes` and `pipeline` alone.
@@ -91,6 +92,7 @@ class Net(nn.Module):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.world_size(2)
 def test_a_model_that_does_not_bear_a_layout_is_raced_without_it(run_cli, tmp_path: Path) -> None:
     """As in many tutorials: `view` refuses what lies in memory as channels_last."""

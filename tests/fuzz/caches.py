@@ -71,6 +71,7 @@ def _lesson(random: Random, folder: Path) -> None:
     config = load_config(None)
     found = options(
         config, cores=4, batch_size=16, elementwise=True, images=True, many=True, divisible=True,
+        rounds=True,
         learned=lesson.factors,
     )  # fmt: skip
     for updates in (10, 100_000):

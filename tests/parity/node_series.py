@@ -18,9 +18,9 @@ from node_runs import _environment, _mpiexec, free_port, run_all, state
 from runs import base_changes
 
 from paceline import api
-from paceline.commands.partitioning import partitioned
 from paceline.config import dump_config, load_config
 from paceline.schema import NodePlan, Plan, write_json
+from paceline.workflow.partitioning import partitioned
 
 _SERIES = """
 import dataclasses, json, os, sys

@@ -100,6 +100,7 @@ def check(found: dict[str, torch.Tensor], *, moved: bool) -> None:
     torch.testing.assert_close(last, weights["beginning"], rtol=0.0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_over_gloo(tmp_path: Path) -> None:
     runs = EXACT | INEXACT
     for name, found in zip(runs, train_series(tmp_path, list(runs.values())), strict=True):
@@ -186,7 +187,9 @@ class Shuffled(nn.Module):
 '''
 
 
-@pytest.mark.parametrize("exchange", ["allreduce", "parameter_server"])
+@pytest.mark.parametrize(
+    "exchange", ["allreduce", pytest.param("parameter_server", marks=pytest.mark.slow)]
+)
 def test_another_order_of_parameters_is_refused(exchange: str, tmp_path: Path) -> None:
     model = tmp_path / "shuffled.py"
     model.write_text(SHUFFLED)

@@ -38,13 +38,14 @@ def nodes(shares: tuple[float, ...]) -> list[NodePlan]:
     return [NodePlan(share=share) for share in shares]
 
 
-def test_matrix_over_gloo(alone, tmp_path: Path) -> None:
-    compare(rows("gloo"), "gloo", alone, tmp_path)
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_matrix_over_gloo(size: int, alone, tmp_path: Path) -> None:
+    compare(rows("gloo", size), "gloo", alone, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.mpi
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("size", [2, 4])
 def test_matrix_over_mpi(size: int, alone, tmp_path: Path) -> None:
     compare(rows("mpi4py", size), "mpi4py", alone, tmp_path)
 

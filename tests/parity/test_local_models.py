@@ -100,6 +100,7 @@ def test_replicas(case: Odd) -> None:
     check(case, alone(case), MODELS[case.model][0])
 
 
+@pytest.mark.slow
 @pytest.mark.world_size(2)
 @pytest.mark.timeout(300)
 def test_two_ranks(tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ def test_rows_of_stages(tmp_path: Path) -> None:
     compare(ROWS, run_cases(tmp_path, ROWS))
 
 
+@pytest.mark.slow
 def test_whole_run(tmp_path: Path) -> None:
     sgd = ("optimizer.name=sgd", "optimizer.learning_rate=0.05", "optimizer.momentum=0.9")
     expected = train_weights(tmp_path, *sgd)

@@ -31,6 +31,8 @@ WITHOUT_TORCH = (
 
 # Between stages, (who, what): why. A name stands for a module and everything inside it.
 STAGE_EXCEPTIONS = {
+    ("measure", "config.cache"): "the only reader and writer of what is kept",
+    ("train.proof_record", "config.cache"): "the only reader and writer of what is kept",
     ("measure", "config.environment"): "the only reader of environment variables",
     ("launch", "config.environment"): "the only reader of environment variables",
     ("train.parts", "config.environment"): "the only reader of environment variables",

@@ -24,7 +24,8 @@ def failed_by_itself(job: Job) -> None:
 
 
 @pytest.mark.world_size(3)
-@pytest.mark.parametrize("transport", ["auto", pytest.param("network", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["auto", "network"])
 def test_a_rank_that_never_comes_is_named(transport: str) -> None:
     """Messages, queued collectives and futures name operation and rank; Abort ends the job."""
     job = run_ranks(

@@ -21,10 +21,12 @@ def launched(engine: str, transport: str, size: int) -> Job:
 
 def _world(engine: str, transport: str, size: int) -> Any:
     marks = [pytest.mark.world_size(size)]
-    if transport != "auto":
-        marks.append(pytest.mark.slow)
     if engine == "mpi":
-        marks += [pytest.mark.mpi, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
+        marks += [
+            pytest.mark.slow,
+            pytest.mark.mpi,
+            pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
+        ]
     return pytest.param(engine, transport, size, marks=marks, id=f"{engine}-{transport}-{size}")
 
 

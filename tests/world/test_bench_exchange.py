@@ -84,6 +84,7 @@ def test_ended_by_a_signal_it_leaves_nothing(start_cli: StartCli) -> None:
     assert not list(BENCHES.glob("paceline-bench-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.lab
 @pytest.mark.timeout(900)
 def test_a_host_that_is_killed_is_named_with_a_guess_why(start_cli: StartCli) -> None:

@@ -82,9 +82,8 @@ def epochs_of(out: Path) -> list[int]:
     return [json.loads(line)["epoch"] for line in lines]
 
 
-@pytest.mark.parametrize(
-    "end", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
 def test_ended_and_started_again(
     small: Path, tmp_path: Path, start_cli: StartCli, run_cli: RunCli, end: signal.Signals
 ) -> None:

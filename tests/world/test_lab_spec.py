@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.lab import HostSpec, LabSpec, units
+from paceline.lab import HostSpec, LabSpec
 from paceline.lab.groups import assign_cores
 from paceline.lab.network import shape
+from paceline.schema import units
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "lab"
 

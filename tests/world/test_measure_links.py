@@ -48,6 +48,7 @@ def measured(lab: Lab, names: tuple[str, ...], folder: Path) -> Machines:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.lab
 def test_bandwidth_is_that_of_the_link(make_lab: Callable[..., Lab], tmp_path: Path) -> None:
     lab = make_lab("a", "b", rate="100mbit")

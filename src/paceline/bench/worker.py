@@ -21,7 +21,6 @@ from torch import nn
 from paceline import local
 from paceline.bench.served import ServingThread, join_servers, served_context
 from paceline.bench.trials import Bench, Timing, Timings, Trial
-from paceline.commands.partitioning import partitioned
 from paceline.config import config_from
 from paceline.config.environment import rank_context
 from paceline.data.sampler import GlobalSampler, apportion
@@ -38,6 +37,7 @@ from paceline.train.assemble import Task, beginning_of, make_job
 from paceline.train.device import use_deterministic
 from paceline.train.parts import Parts, make_parts
 from paceline.train.shares import rebalanced
+from paceline.workflow.partitioning import partitioned
 
 
 class Stepper:

@@ -67,8 +67,8 @@ def disturbance(run: Path) -> str:
     Its prediction was measured beside other programs, or its own epochs differ much: a run
     takes the same time for every update, and what changes is the machine.
     """
-    from paceline.commands.machines import BUSY
     from paceline.report.load import finite
+    from paceline.schema.machines import BUSY
     from paceline.schema.plain import parse_json, read_text
 
     busy = _read(run / "race.json").get("busy", 0.0)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.commands.partitioning import partitioned
 from paceline.config import dump_config
 from paceline.config.environment import Started
 from paceline.errors import PacelineError, ProofError, UserError
@@ -24,6 +23,7 @@ from paceline.plan.together import NodeSite, plan_as_asked, plan_from_races, rac
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, Race, RankContext, decode, encode, write_json
 from paceline.secure.sealing import new_secret
+from paceline.workflow.partitioning import partitioned
 from paceline.workflow.training import Result, counted_from_enter, earlier_seconds, summary_of
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
+from paceline.config.cache import kept
 from paceline.config.environment import cache_root
-from paceline.errors import PacelineError
-from paceline.schema import read_json, write_json
+from paceline.schema import write_json
 from paceline.schema.calibration import Calibration
 
 
@@ -25,11 +25,11 @@ def calibration() -> dict[str, float]:
 def keep_factors(factors: Mapping[str, float], runs: Mapping[str, int]) -> Path:
     """Replace the factors of these exchanges; those of others stay."""
     path = calibration_path()
-    kept = _read()
+    before = _read()
     found = Calibration(
         made=datetime.now().astimezone().isoformat(timespec="seconds"),
-        factors={**kept.factors, **factors},
-        runs={**kept.runs, **{name: runs[name] for name in factors}},
+        factors={**before.factors, **factors},
+        runs={**before.runs, **{name: runs[name] for name in factors}},
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, found)
@@ -37,8 +37,4 @@ def keep_factors(factors: Mapping[str, float], runs: Mapping[str, int]) -> Path:
 
 
 def _read() -> Calibration:
-    path = calibration_path()
-    try:
-        return read_json(Calibration, path) if path.exists() else Calibration()
-    except PacelineError:
-        return Calibration()  # written by another version
+    return kept(Calibration, calibration_path()) or Calibration()

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 @click.option("--machines", type=click.Path(path_type=Path), help="A machines.json to go by.")
 @click.option("--like", metavar="HOST", help="Which host of machines.json the nodes are like.")
 @click.option("--mix", default="1", show_default=True, help="Speeds of the nodes, as in 1,1/21.")
-@click.option("--price", metavar="PRICE", help="Per node and hour, as in 0.4/h.")
+@click.option(
+    "--price", metavar="PRICE", help="Of one machine, as in 900, or of one hour of it, as in 0.4/h."
+)
+@click.option("--currency", default="", help="Of the price, as in EUR.")
 @click.option("--again", is_flag=True, help="Measure even if the result is in the cache.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print for programs and plots, and only that."
@@ -41,27 +44,30 @@ def command(
     like: str | None,
     mix: str,
     price: str | None,
+    currency: str,
     again: bool,
     as_json: bool,
 ) -> None:
     """Say what more machines would give for CONFIG, and whether they are worth it.
 
-    Measures this machine (or takes machines.json), and predicts images/s, speedup,
-    time and cost for every exchange. Nothing is trained.
+    Measures this machine (or takes machines.json), says what one more machine brings,
+    where it stops paying and what it costs, and then predicts images/s, speedup, time
+    and cost for every exchange. Nothing is trained.
 
     \b
+    paceline forecast my.toml --link 1Gbit/s,0.2ms --price 900 --currency EUR
     paceline forecast my.toml --nodes 1,2,4,...,64 --link 1Gbit/s,0.2ms --price 0.4/h
     paceline forecast my.toml --nodes 2 --link 1Gbit/s,0.2ms --mix 1,1/21
     """
     from paceline.commands.calibration import calibration
     from paceline.errors import ConfigError
     from paceline.plan.answer import Question
-    from paceline.plan.ask import hourly_price, link_from, node_counts, speeds
+    from paceline.plan.ask import currency_from, link_from, node_counts, price_from, speeds
     from paceline.plan.predict import predict
     from paceline.schema import encode
 
     counts, mixture = node_counts(nodes), speeds(mix)
-    cost = hourly_price(price) if price is not None else None
+    hourly, purchase = price_from(price) if price is not None else (None, None)
     described = link_from(link) if link is not None else None
     if machines is None and (like is not None or described is None):
         wanted = "--like needs --machines" if like is not None else "--link is missing"
@@ -70,7 +76,14 @@ def command(
         )
     found, cached = _machines(config, changes, data_root, machines, again=again, quiet=as_json)
     host = found.host(like) if like is not None else found.hosts[0]
-    question = Question(nodes=counts, link=described or _worst_link(found), mix=mixture, price=cost)
+    question = Question(
+        nodes=counts,
+        link=described or _worst_link(found),
+        mix=mixture,
+        price=hourly,
+        purchase=purchase,
+        currency=currency_from(currency),
+    )
     prediction = predict(host, found.workload, question, calibration())
     if as_json:
         click.echo(json.dumps(encode(prediction), indent=2))
@@ -78,12 +91,14 @@ def command(
     from paceline.report.tables import wide_console
 
     console = wide_console()
+    for line in prediction.answer:
+        console.print(line, highlight=False, style="bold")
     console.print(table(prediction))
     for note in prediction.notes:
         console.print(f"note: {note}", highlight=False)
     for line in turning_points(prediction):
         console.print(line, highlight=False)
-    console.print(prediction.verdict, highlight=False, style="bold")
+    console.print(prediction.verdict, highlight=False)
     if machines is None:
         where = f"from the cache, made {found.made}" if cached else "just now"
         console.print(f"this machine was measured {where}", highlight=False)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import tempfile
 from collections.abc import Callable
 from datetime import datetime
@@ -13,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.config import dump_config
-from paceline.config.environment import cache_root
-from paceline.errors import ConfigError, PacelineError
-from paceline.schema import Config, encode, read_json, write_json
+from paceline.config.cache import keep, kept, key_of, place_of
+from paceline.errors import ConfigError
+from paceline.schema import Config, encode
 from paceline.schema.machines import AllReduceCurve, Host, Link, Machines
 
 if TYPE_CHECKING:
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
     from paceline.schema import Plan
     from paceline.schema.hosts import Hosts, Place
 
-BUSY = 0.15
-"""Part of a host's cores in use by others above which its times are doubtful."""
 _VERSION = 2
 
 
@@ -46,19 +42,13 @@ def cache_path(config: Config, hosts: Hosts) -> Path:
         config.train.device,
         [metadata.version("paceline"), metadata.version("torch")],
     ]
-    name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:20]
-    return cache_root() / "machines" / f"{name}.json"
+    return place_of("machines", key_of(facts))
 
 
 def kept_machines(config: Config, hosts: Hosts) -> Machines | None:
     """What the cache holds of these hosts for this workload, or None."""
-    path = cache_path(config, hosts)
-    if not path.exists():
-        return None
-    try:
-        return with_settings(read_json(Machines, path), config)
-    except PacelineError:
-        return None  # written by another version: measure anew
+    found = kept(Machines, cache_path(config, hosts))
+    return with_settings(found, config) if found is not None else None
 
 
 def with_settings(found: Machines, config: Config) -> Machines:
@@ -83,8 +73,8 @@ def measure_hosts(
     config: Config, request: HostsRequest, *, again: bool, say: Callable[[str], None]
 ) -> tuple[Machines, bool]:
     """All hosts and what joins them; True when it came from the cache."""
-    if not again and (kept := kept_machines(config, request.hosts)) is not None:
-        return kept, True
+    if not again and (known := kept_machines(config, request.hosts)) is not None:
+        return known, True
     from paceline.commands.spread import choose_engine, reach
     from paceline.launch.inspection import check_hosts
     from paceline.launch.session import Order, Session
@@ -115,7 +105,8 @@ def measure_hosts(
             **reach(request.hosts.in_order, inspected),
         )
         Session(order, engine).visit(work)
-    _keep(cache_path(config, request.hosts), found[0], say)
+    if trouble := keep(cache_path(config, request.hosts), found[0]):
+        say(trouble)
     return found[0], False
 
 
@@ -163,14 +154,6 @@ def _named(session: Session, node: int, found: Machines) -> Host:
     )
 
 
-def _keep(path: Path, found: Machines, say: Callable[[str], None]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, found)
-    except OSError as error:
-        say(f"the measurements could not be kept in {path.parent}: {error.strerror}")
-
-
 def measure_this(config: Config, *, again: bool, quiet: bool) -> tuple[Machines, bool]:
     """This machine alone; True when all of it came from the cache."""
     from paceline.commands.forecast import measure_here
@@ -183,7 +166,7 @@ def doubts(found: Machines) -> list[str]:
     lines = list(found.warnings)
     if not lines:
         lines = [f"{host.name}: {text}" for host in found.hosts for text in host.warnings]
-    busy = [host.name for host in found.hosts if host.busy > BUSY]
+    busy = [host.name for host in found.hosts if host.is_doubtful]
     if busy:
         lines.append(f"measure again with --again when {', '.join(busy)} has nothing else to do")
     return lines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -132,38 +131,28 @@ def plan_machines(config: Config, machines: Machines) -> tuple[Plan, list[str]]:
     building it tells.
     """
     from paceline.commands.calibration import calibration
-    from paceline.config.environment import cache_root
-    from paceline.errors import PacelineError
-    from paceline.schema import Plan, decode, encode, write_json
-    from paceline.schema.plain import read_json_file
+    from paceline.config.cache import keep, kept, key_of, place_of
+    from paceline.schema import encode
+    from paceline.schema.plan import ExplainedPlan
 
     factors = calibration()
-    facts = json.dumps([encode(config), encode(machines), factors], sort_keys=True)
-    name = hashlib.sha256(facts.encode()).hexdigest()[:20]
-    path = cache_root() / "plans" / f"{name}.json"
-    try:
-        kept = read_json_file(path)
-        return decode(Plan, kept["plan"]), [str(line) for line in kept["lines"]]
-    except (OSError, ValueError, KeyError, TypeError, PacelineError):
-        pass  # not yet made, or by another version
+    place = place_of("plans", key_of([encode(config), encode(machines), factors]))
+    if (known := kept(ExplainedPlan, place)) is not None:
+        return known.plan, list(known.lines)
     plan, choice = _choose(config, machines, factors)
     from paceline.plan.nodes import explain_nodes
 
     lines = explain_nodes(choice).splitlines()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"plan": encode(plan), "lines": lines})
-    except OSError:
-        pass  # made again next time
+    keep(place, ExplainedPlan(plan=plan, lines=tuple(lines)))
     return plan, lines
 
 
 def _choose(
     config: Config, machines: Machines, factors: dict[str, float]
 ) -> tuple[Plan, NodeChoice]:
-    from paceline.commands.partitioning import partitioned
     from paceline.plan.foresee import allowed_by, buckets_of, kinds_of, plan_from_choice
     from paceline.plan.nodes import choose_nodes
+    from paceline.workflow.partitioning import partitioned
 
     for split in (True, False):
         choice = choose_nodes(

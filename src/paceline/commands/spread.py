@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.commands.calibration import calibration
 from paceline.commands.machines import kept_machines, place_name
-from paceline.commands.partitioning import partitioned
 from paceline.config import dump_config
 from paceline.errors import ConfigError, UnsupportedError, UserError
 from paceline.launch.engines import Engine, engine_class
@@ -21,6 +20,7 @@ from paceline.plan.foresee import foresee
 from paceline.plan.together import NodeSite, plan_as_asked, plan_from_races, race_batches
 from paceline.schema import Plan, write_json
 from paceline.schema.support import check_support
+from paceline.workflow.partitioning import partitioned
 
 if TYPE_CHECKING:
     from paceline.api import HostsRequest, Start

@@ -18,10 +18,10 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode, resolve_name
-from torch.utils._pytree import tree_leaves
 
 from paceline.cost.model import TRANSPARENT
 from paceline.errors import UnsupportedError
+from paceline.local.single import backward_of_none
 
 SAMPLES = 2
 """Samples of a trial: the fewest that BatchNorm takes."""
@@ -213,13 +213,6 @@ def _try(model: nn.Module, trial: Trial, seen: Seen) -> None:
             seen.rows[name] = torch.Size(calls[0][1:-1]).numel()
     seen.apart = watch.apart
     seen.order = tuple(watch.calls)
-
-
-def backward_of_none(outputs: Any) -> None:
-    """The backward pass of a node without samples: through all layers, and it adds nothing."""
-    given = [one for one in tree_leaves(outputs) if isinstance(one, torch.Tensor)]
-    given = [one for one in given if one.requires_grad]
-    torch.autograd.backward(given, [torch.zeros_like(one) for one in given])
 
 
 class _Watch(TorchFunctionMode):

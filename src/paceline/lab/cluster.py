@@ -19,7 +19,7 @@ from paceline.lab.groups import Usage
 from paceline.lab.network import Counters
 from paceline.lab.process import LabProcess, Stream
 from paceline.lab.spec import FaultSpec, LabSpec
-from paceline.lab.units import rate
+from paceline.schema.units import rate
 
 __all__ = ["Lab"]
 

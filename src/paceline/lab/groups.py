@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from paceline.lab import units
 from paceline.lab.spec import HostSpec
+from paceline.schema import units
 
 __all__ = ["GroupTree", "HostGroup", "Usage", "assign_cores"]
 

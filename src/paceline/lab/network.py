@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from paceline.lab.units import rate_text
+from paceline.schema.units import rate_text
 
 __all__ = [
     "Counters",

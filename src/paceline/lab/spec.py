@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from paceline.errors import ConfigError, shortened, shown, unknown_name
-from paceline.lab import units
+from paceline.schema import units
 from paceline.schema.plain import parse_value, read_toml
 
 __all__ = ["FAULT_KINDS", "FaultSpec", "HostSpec", "LabSpec", "LinkSpec"]

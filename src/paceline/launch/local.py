@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
+import psutil
+
 from paceline import errors
 from paceline.config.environment import (
     SharedMemory,
@@ -33,8 +35,10 @@ from paceline.text import printable
 if TYPE_CHECKING:
     from paceline.local.board import Board
 
-SILENCE_SECONDS = 10.0
-"""A rank whose heartbeat is older than this hangs as a whole (stopped, or stuck in a call)."""
+STOPPED_SECONDS = 10.0
+"""A rank that the system has stopped, and whose heartbeat is older than this, will not go on."""
+SILENCE_SECONDS = 60.0
+"""A rank whose heartbeat is older than this is stuck; a busy machine may hold one up for less."""
 START_SECONDS = 120.0
 """A rank must show its first heartbeat within this time."""
 GRACE_SECONDS = 2.0
@@ -182,12 +186,21 @@ def check_heartbeats(ranks: Ranks, board: Any) -> None:
             raise WorkerError(
                 f"rank {ranks.first + number} did not start within {START_SECONDS:.0f} s"
             )
-        if age is not None and age > SILENCE_SECONDS:
+        if age is None or age < STOPPED_SECONDS:
+            continue
+        if age > SILENCE_SECONDS or _is_stopped(process.pid):
             raise WorkerError(
                 f"rank {ranks.first + number} has not responded for {age:.0f} s (last seen in"
                 f" {board.phase(number) or 'start-up'} of update {board.update(number)}):"
                 " it is stopped or hangs; the run was ended"
             )
+
+
+def _is_stopped(process: int) -> bool:
+    try:
+        return psutil.Process(process).status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return False  # it has just ended, which is noticed elsewhere
 
 
 def raise_failure(ranks: Ranks, board: Any) -> NoReturn:

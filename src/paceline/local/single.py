@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from paceline.errors import PacelineError, UnsupportedError
-from paceline.exchange.splittable import backward_of_none
 from paceline.local.base import (
     Job,
     Loss,
@@ -118,3 +119,10 @@ def _compiled(model: nn.Module) -> nn.Module:
     repeat = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(repeat, warn_only=True)
     return torch.compile(model)  # type: ignore[return-value]
+
+
+def backward_of_none(outputs: Any) -> None:
+    """The backward pass of a node without samples: through all layers, and it adds nothing."""
+    given = [one for one in tree_leaves(outputs) if isinstance(one, torch.Tensor)]
+    given = [one for one in given if one.requires_grad]
+    torch.autograd.backward(given, [torch.zeros_like(one) for one in given])

@@ -68,6 +68,12 @@ def processor_flags() -> frozenset[str]:
     return frozenset(flags.partition(":")[2].split())
 
 
+def has_bf16() -> bool:
+    """Whether the processor computes in bf16, or does not say what it can do."""
+    flags = processor_flags()
+    return not flags or not flags.isdisjoint({"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"})
+
+
 def describe_tiles() -> bool:
     """Make bf16 of this process safe where the hypervisor hides the tiles; True if that was needed.
 

@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from paceline.config.environment import cache_root, instruction_limit
+from paceline.config.cache import key_of
+from paceline.config.environment import instruction_limit
 from paceline.errors import PacelineError
 from paceline.local.cores import quota_cores, usable_cores
 from paceline.measure.machine import processor_name
 from paceline.references import is_reference
-from paceline.schema import Config, Plan, Race, decode, encode, read_json, write_json
+from paceline.schema import Config, Plan, Race, decode, encode, read_json
 
 RULES = "legs"
 """How races are run: those of other rules do not count."""
-
-
-def stored_race(name: str) -> Path:
-    """Where the cache keeps the race of a fingerprint."""
-    return cache_root() / "races" / f"{name}.json"
-
-
-def keep(race: Race, say: Callable[[str], None]) -> None:
-    """Put a race into the cache, under its fingerprint."""
-    stored = stored_race(race.fingerprint)
-    try:
-        stored.parent.mkdir(parents=True, exist_ok=True)
-        write_json(stored, race)
-    except OSError as error:
-        say(f"the race's result could not be kept in {stored.parent}: {error.strerror}")
 
 
 def kept_race(stored: Path) -> Race | None:
@@ -69,7 +53,7 @@ def fingerprint(config: Config, batch_size: int) -> str:
         "rules": RULES,
         "versions": [metadata.version("paceline"), metadata.version("torch")],
     }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:20]
+    return key_of(facts)
 
 
 def _source_hash(reference: str) -> str:

@@ -15,9 +15,7 @@ import psutil
 from paceline.config.environment import cache_root, data_root
 from paceline.local.cores import quota_cores, usable_cores, visible_cores
 from paceline.local.memory import available_mb
-
-BUSY = 0.15
-"""Part of the cores in use by others above which times are doubtful."""
+from paceline.schema.machines import BUSY
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
-import json
 import platform
 import statistics
 import time
@@ -17,15 +15,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import psutil
 
-from paceline.config.environment import cache_root
+from paceline.config.cache import keep, kept, key_of, place_of
 from paceline.errors import PacelineError
 from paceline.local.cores import quota_cores, usable_cores, visible_cores
 from paceline.local.memory import available_mb
 from paceline.measure.footprint import measure_footprint
 from paceline.measure.kept_races import fingerprint
-from paceline.measure.machine import BUSY, busy_cores, processor_name
-from paceline.schema import Candidate, Config, encode, read_json, write_json
+from paceline.measure.machine import busy_cores, processor_name
+from paceline.schema import Candidate, Config, encode
 from paceline.schema.machines import (
+    BUSY,
     Figure,
     Host,
     Layer,
@@ -94,18 +93,12 @@ def batch_sizes(batch_size: int) -> list[int]:
 
 def profile(request: ProfileRequest) -> tuple[Machines, bool]:
     """This host as machines.json describes it, and whether that came from the cache."""
-    stored = cache_root() / "profiles" / f"{_fingerprint(request)}.json"
-    if stored.exists() and not request.again:
-        try:
-            return _for_config(read_json(Machines, stored), request.config), True
-        except PacelineError:
-            pass  # written by another version: measure anew
+    stored = place_of("profiles", _fingerprint(request))
+    if not request.again and (found := kept(Machines, stored)) is not None:
+        return _for_config(found, request.config), True
     found = _measure(request)
-    try:
-        stored.parent.mkdir(parents=True, exist_ok=True)
-        write_json(stored, found)
-    except OSError as error:
-        request.say(f"the profile could not be kept in {stored.parent}: {error.strerror}")
+    if trouble := keep(stored, found):
+        request.say(trouble)
     return found, False
 
 
@@ -123,7 +116,7 @@ def _fingerprint(request: ProfileRequest) -> str:
         config.data.limit,
         config.data.root,
     ]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:20]
+    return key_of(facts)
 
 
 def _for_config(found: Machines, config: Config) -> Machines:

@@ -19,14 +19,18 @@ class Question:
     """Speeds of the nodes against the measured host, repeated as often as needed."""
     price: float | None = None
     """Per node and hour."""
+    purchase: float | None = None
+    """Per node, once."""
+    currency: str = ""
 
     def __post_init__(self) -> None:
         if not self.nodes or min(self.nodes) < 1:
             raise ConfigError(f"--nodes {list(self.nodes)} must be whole numbers of at least 1")
         if not self.mix or any(not 0 < speed < math.inf for speed in self.mix):
             raise ConfigError(f"--mix {list(self.mix)} must be speeds above 0, such as 1,1/21")
-        if self.price is not None and not self.price >= 0:
-            raise ConfigError(f"--price {self.price} must be at least 0 per hour")
+        for price in (self.price, self.purchase):
+            if price is not None and not 0 <= price < math.inf:
+                raise ConfigError(f"--price {price} must be at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,4 +95,6 @@ class Prediction:
     break_even: BreakEven | None
     worth_it: bool
     verdict: str
+    answer: tuple[str, ...] = ()
+    """For people who never heard of an exchange: what one more machine brings and costs."""
     notes: tuple[str, ...] = field(default=())

@@ -6,10 +6,11 @@ import itertools
 
 from paceline.cost.network import described_link
 from paceline.errors import ConfigError, shown
-from paceline.lab.units import duration, rate
 from paceline.schema.machines import Link
+from paceline.schema.units import duration, rate
 
 MOST_NODES = 1_000_000
+LONGEST_CURRENCY = 8
 FASTEST = 1e6
 """More than lies between any two machines."""
 
@@ -97,18 +98,33 @@ def speeds(text: str) -> tuple[float, ...]:
     return tuple(found)
 
 
-def hourly_price(text: str) -> float:
-    """A price per node and hour.
+def price_from(text: str) -> tuple[float | None, float | None]:
+    """A price per node and hour, or per node: one of the two.
 
-    >>> hourly_price("0.4/h")
-    0.4
+    >>> price_from("0.4/h"), price_from("900")
+    ((0.4, None), (None, 900.0))
     """
+    hourly = text.strip().endswith("/h")
     try:
-        value = float(text.removesuffix("/h").strip())
+        value = float(text.strip().removesuffix("/h"))
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
         raise ConfigError(
-            f"--price {shown(text)} must be a number per node and hour, such as 0.4/h"
+            f"--price {shown(text)} must be what one machine costs, such as 900, or costs per hour,"
+            " such as 0.4/h"
         )
-    return value
+    return (value, None) if hourly else (None, value)
+
+
+def currency_from(text: str) -> str:
+    """A currency as people write it after a number.
+
+    >>> currency_from("EUR")
+    'EUR'
+    """
+    if len(text) > LONGEST_CURRENCY or not text.isprintable():
+        raise ConfigError(
+            f"--currency {shown(text)} must be at most {LONGEST_CURRENCY} characters, such as EUR"
+        )
+    return text.strip()

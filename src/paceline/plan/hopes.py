@@ -38,12 +38,15 @@ def options(
     images: bool,
     many: bool,
     divisible: bool,
+    rounds: bool,
     learned: Mapping[str, float],
 ) -> list[tuple[Option, Candidate]]:
     """Every plan that `train` may choose by itself, the simplest first.
 
     `many`: whether other processes can be used; `divisible`: whether a batch may be divided, which
-    a layer that looks across samples forbids. `learned`: factors from past trainings here.
+    a layer that looks across samples forbids; `rounds`: whether the processor computes in bf16
+    itself, for where it only imitates that, bf16 is slower and not tried. `learned`: factors from
+    past trainings here.
     """
     plain = NodePlan(strategy="threads", threads=cores) if cores > 1 else NodePlan()
     nodes = [plain] + [
@@ -51,7 +54,7 @@ def options(
         for node in structures(cores, batch_size, elementwise=elementwise, many=many)
         if divisible and node.strategy in HOPES
     ]
-    allowed = (*config.numerics.allow, config.numerics.precision)
+    allowed = {config.numerics.precision, *(config.numerics.allow if rounds else ())}
     found = []
     for node in nodes:
         for precision, memory_format in variants(config.numerics, images=images):

@@ -13,6 +13,7 @@ from paceline.cost.model import ModelCost, host_model
 from paceline.cost.network import wire
 from paceline.cost.step import Member, StepCost
 from paceline.errors import ConfigError
+from paceline.plan.advice import Case, Gain, advise
 from paceline.plan.answer import BreakEven, Prediction, Question, Row
 from paceline.plan.options import (
     Option,
@@ -124,6 +125,15 @@ class _Guide:
     def fits(self, option: Option) -> bool:
         return not self.host.free_mb or option.memory_mb <= self.host.free_mb
 
+    @functools.lru_cache(maxsize=4096)  # noqa: B019  (lives as long as one question)
+    def gain(self, nodes: int) -> Gain | None:
+        """Of the best exact exchange that fits; None where none does."""
+        found = [o for o in self.options(nodes, self.question.link) if o.exact and self.fits(o)]
+        if not found:
+            return None
+        top = best(found)
+        return Gain(top.speedup, top.speedup_low, top.speedup_high)
+
     def speedup(self, nodes: int, link: Link, batch: int | None = None) -> float:
         """Of the best exact exchange."""
         return best([o for o in self.options(nodes, link, batch) if o.exact]).speedup
@@ -182,6 +192,8 @@ def predict(
     several = [row for row in rows if row.nodes > 1 and row.exact and row.fits]
     even = _break_even(guide, counts, several) if several else None
     worth, verdict = _verdict(guide, rows, several, even)
+    if host.is_doubtful:
+        worth, verdict = False, _unknown(host)
     return Prediction(
         workload=facts,
         host=host.name,
@@ -190,7 +202,41 @@ def predict(
         break_even=even,
         worth_it=worth,
         verdict=verdict,
+        answer=_answer(guide, rows),
         notes=tuple(_notes(guide, rows, counts)),
+    )
+
+
+def _unknown(host: Host) -> str:
+    return (
+        f"not known: this machine was busy ({host.busy:.0%} of its cores used by other programs)"
+        " while it was measured; measure again when it is quiet, with --again"
+    )
+
+
+def _answer(guide: _Guide, rows: Sequence[Row]) -> tuple[str, ...]:
+    """For people who want to know whether to buy another machine."""
+    if guide.host.is_doubtful:
+        return (_unknown(guide.host),)
+    question, facts = guide.question, guide.facts
+    if max(question.nodes) < 2:
+        return ()
+    batch = facts.batch(1)
+    steps = facts.steps or facts.epochs * math.ceil(facts.samples / batch)
+    two = [row for row in rows if row.nodes == 2 and row.exact and row.fits]
+    return advise(
+        Case(
+            gain=guide.gain,
+            capacity=guide.capacity,
+            alone_seconds=steps * batch / guide.alone("median", batch),
+            most=max(question.nodes),
+            second=question.mix[1 % len(question.mix)],
+            cause=best_row(two).reason if two else "",
+            hourly=question.price,
+            purchase=question.purchase,
+            currency=question.currency,
+        ),
+        worth=WORTH,
     )
 
 

@@ -14,6 +14,8 @@ from paceline.schema.codec import rule
 from paceline.schema.plan import NodePlan
 
 FORMAT = 1
+BUSY = 0.15
+"""Part of the cores in use by other programs above which times are doubtful."""
 Level = Literal["median", "low", "high"]
 """Which of a figure's numbers is meant."""
 ANY_HOST = "*"
@@ -115,6 +117,11 @@ class Host:
     feed: Figure | None = None
     """Samples per second that reading and decoding give."""
     warnings: tuple[str, ...] = ()
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether other programs used so much of it that its times say little."""
+        return self.busy > BUSY
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -118,3 +118,11 @@ class Plan:
         while joining >= len(nodes):
             nodes.append(replace(nodes[0], host=f"joined-{len(nodes)}", cores=()))
         return replace(self, nodes=tuple(nodes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainedPlan:
+    """A plan with what is said about it."""
+
+    plan: Plan
+    lines: tuple[str, ...] = ()

@@ -195,9 +195,10 @@ def summary_table(summary: dict[str, Any]) -> Table:
         rows.append(("test loss", f"{summary['test_loss']:.4f}"))
     if summary.get("test_accuracy") is not None:
         rows.append(("test accuracy", f"{summary['test_accuracy']:.2%}"))
-    if (finding := summary.get("finding_seconds")) is not None:
-        saved = max(0.0, summary.get("saved_seconds") or 0.0)
-        rows.append(("finding the fastest way", f"{finding:.1f} s (saved {saved:.1f} s)"))
+    if (finding := summary.get("finding_seconds") or 0.0) >= 0.05:
+        saved = summary.get("saved_seconds") or 0.0
+        gain = f" (saved about {saved:.1f} s)" if saved >= 0.05 else ""
+        rows.append(("finding the fastest way", f"{finding:.1f} s{gain}"))
     rows.append(("total time", f"{summary['total_seconds']:.1f} s"))
     for name, value in rows:
         table.add_row(name, value)

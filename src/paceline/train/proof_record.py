@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import sys
 import sysconfig
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from paceline.config.environment import cache_root, instruction_limit
-from paceline.errors import PacelineError
+from paceline.config.cache import keep, kept, key_of, place_of
+from paceline.config.environment import instruction_limit
 from paceline.references import is_reference, resolve
-from paceline.schema import Config, encode, read_json, write_json
+from paceline.schema import Config, encode, write_json
 from paceline.schema.proof import FORMAT, Proof
 from paceline.train.assemble import Task
 from paceline.train.parts import Parts
@@ -50,7 +49,7 @@ def proof_key(task: Task, parts: Parts) -> str:
         ],
         "sources": sources(config),
     }  # fmt: skip
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:20]
+    return key_of(facts)
 
 
 def sources(config: Config) -> dict[str, str]:
@@ -78,12 +77,9 @@ def sources(config: Config) -> dict[str, str]:
 
 def known(task: Task, key: str) -> Proof | None:
     """What was proved before, by this run or by another."""
-    for path in (task.run.path / FILE, _entry(key)) if key else ():
-        try:
-            proof = read_json(Proof, path)
-        except (OSError, PacelineError):
-            continue
-        if proof.passed and proof.key == key:
+    for path in (task.run.path / FILE, place_of("proofs", key)) if key else ():
+        proof = kept(Proof, path)
+        if proof is not None and proof.passed and proof.key == key:
             return proof
     return None
 
@@ -92,10 +88,5 @@ def record(task: Task, proof: Proof) -> None:
     """Leave word in the run, and keep what passed."""
     with contextlib.suppress(OSError):  # a full disk is said where it matters
         write_json(task.run.path / FILE, proof)
-        if proof.passed and proof.key:
-            _entry(proof.key).parent.mkdir(parents=True, exist_ok=True)
-            write_json(_entry(proof.key), proof)
-
-
-def _entry(key: str) -> Path:
-    return cache_root() / "proofs" / f"{key}.json"
+    if proof.passed and proof.key:
+        keep(place_of("proofs", proof.key), proof)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.config.environment import cache_root
-from paceline.errors import PacelineError, ProofError, StrategyError, UnsupportedError
+from paceline.config.cache import keep, kept, place_of
+from paceline.errors import ProofError, StrategyError, UnsupportedError
 from paceline.measure.kept_races import fingerprint
 from paceline.plan.hopes import name_of, options, plan_of
 from paceline.plan.pilot import Option, learned
 from paceline.run import RunDirectory
-from paceline.schema import Candidate, Config, Plan, read_json, write_json
+from paceline.schema import Candidate, Config, Plan, write_json
 from paceline.schema.legs import Leg, Lesson, cut_at, read_legs
 from paceline.workflow.legs import LegsRequest, LegTraining, write_legs
 from paceline.workflow.runners import Began, Here, Home
@@ -164,6 +164,7 @@ def _options(
     asked: Alone, home: Home, lesson: Lesson, *, divisible: bool
 ) -> list[tuple[Option, Candidate]]:
     from paceline.local.cores import usable_cores
+    from paceline.local.tiles import has_bf16
 
     return options(
         asked.config,
@@ -174,6 +175,7 @@ def _options(
         many=asked.given is None and asked.config.train.device != "cuda",
         # To compile a model for every plan would take longer than most trainings.
         divisible=divisible and not asked.config.numerics.compile,
+        rounds=asked.config.train.device == "cuda" or has_bf16(),
         learned=lesson.factors,
     )
 
@@ -197,23 +199,15 @@ def _no_plan(config: Config) -> Plan:
 
 def lesson_place(config: Config, batch_size: int) -> Path:
     """Where the cache keeps what trainings of a workload have taught."""
-    return cache_root() / "lessons" / f"{fingerprint(config, batch_size)}.json"
+    return place_of("lessons", fingerprint(config, batch_size))
 
 
 def _read_lesson(place: Path) -> Lesson:
-    try:
-        found = read_json(Lesson, place)
-    except PacelineError:
-        return Lesson()  # none yet, or of another version
+    found = kept(Lesson, place) or Lesson()
     return found if all(factor > 0 for factor in found.factors.values()) else Lesson()
 
 
 def _keep_lesson(place: Path, training: LegTraining) -> None:
     known = training.known
-    if not known.legs:
-        return
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_json(place, Lesson(best=known.legs[-1].best, factors=learned(known)))
-    except OSError:
-        return  # a cache that cannot be written costs the next training its head start only
+    if known.legs:
+        keep(place, Lesson(best=known.legs[-1].best, factors=learned(known)))

@@ -15,18 +15,20 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from paceline.config.cache import keep, place_of
 from paceline.cost.memory import estimate_mb
 from paceline.errors import DivergedError, StrategyError, WorkerError
 from paceline.local.cores import usable_cores
 from paceline.local.memory import MEMORY_PART, available_mb
 from paceline.measure.footprint import measure_footprint
-from paceline.measure.kept_races import fingerprint, keep, kept_race, stored_race
-from paceline.measure.machine import BUSY, busy_cores
+from paceline.measure.kept_races import fingerprint, kept_race
+from paceline.measure.machine import busy_cores
 from paceline.plan.candidates import candidate, structures, variants
 from paceline.plan.choose import decided
 from paceline.plan.hopes import plan_of
 from paceline.plan.pilot import MOST_PAIRS, OBVIOUS, typical
 from paceline.schema import Candidate, Config, NodePlan, Race
+from paceline.schema.machines import BUSY
 from paceline.text import rate
 from paceline.workflow.alone import can_divide
 from paceline.workflow.rehearsal import Rehearsal, rehearsing
@@ -55,13 +57,14 @@ def run_race(request: RaceRequest) -> tuple[Race, bool]:
     if request.thorough:
         return _race(request), False
     name = fingerprint(request.config, request.batch_size)
-    kept = None if request.again else kept_race(stored_race(name))
+    kept = None if request.again else kept_race(place_of("races", name))
     if kept is not None and (kept.busy <= BUSY or busy_cores() > BUSY):
         return kept, True
     if kept is not None:
         request.say("the race in the cache was run on a busy machine: racing again")
     race = _race(request)
-    keep(race, request.say)
+    if trouble := keep(place_of("races", name), race):
+        request.say(trouble)
     return race, False
 
 

@@ -12,7 +12,7 @@ from cost_cases import host, machines
 
 from paceline.commands.forecast import command
 from paceline.errors import ConfigError
-from paceline.plan.ask import hourly_price, link_from, node_counts, speeds
+from paceline.plan.ask import currency_from, link_from, node_counts, price_from, speeds
 from paceline.schema import write_json
 
 
@@ -42,14 +42,18 @@ def test_links_speeds_and_prices() -> None:
     assert link.latency.median == pytest.approx(0.002)
     assert 9e6 < link.forward.median < 12.5e6
     assert speeds("1, 1/21") == (1.0, pytest.approx(1 / 21))
-    assert hourly_price("0.4/h") == hourly_price("0.4") == 0.4
+    assert price_from("0.4/h") == (0.4, None)
+    assert price_from("900") == (None, 900.0)
+    assert currency_from(" EUR ") == "EUR"
     for ask, text in (
         (link_from, "1Gbit/s"),
         (link_from, "fast,0.2ms"),
         (speeds, "1,0"),
         (speeds, "1/0"),
-        (hourly_price, "cheap"),
-        (hourly_price, "-1"),
+        (price_from, "cheap"),
+        (price_from, "-1"),
+        (price_from, "nan/h"),
+        (currency_from, "\x1b[31m"),
     ):
         with pytest.raises(ConfigError, match="must be"):
             ask(text)
@@ -73,10 +77,28 @@ def test_a_table_and_a_verdict(stored: Path) -> None:
     text = run(
         "--machines", stored, "--nodes", "1,2,4", "--link", "1Gbit/s,0.2ms", "--price", "1/h"
     )
-    assert "\nworth it: " in text
+    assert text.startswith("worth it: one more machine like this one means ")
+    assert "a training on 2 machines costs " in text.split("exchange (~: not exact)")[0]
+    assert "\nworth it: 2 nodes with " in text
     assert "break-even: 2 nodes" in text
     assert "cost/epoch" in text
     assert "~ averaging every 16" in text
+
+
+def test_machines_that_are_bought(stored: Path) -> None:
+    text = run(
+        "--machines", stored, "--link", "1Gbit/s,0.2ms", "--price", "900", "--currency", "EUR"
+    )
+    assert "2 machines cost 900 EUR more and save " in text
+    assert "cost/epoch" not in text
+
+
+def test_a_busy_machine_gives_no_verdict(tmp_path: Path) -> None:
+    busy = dataclasses.replace(host("a", parameters=0.01), busy=0.4)
+    write_json(tmp_path / "busy.json", machines(busy))
+    text = run("--machines", tmp_path / "busy.json", "--nodes", "1,2", "--link", "1Gbit/s,0.2ms")
+    assert text.startswith("not known: this machine was busy (40% of its cores")
+    assert "worth it" not in text
 
 
 def test_json_for_plots(stored: Path) -> None:

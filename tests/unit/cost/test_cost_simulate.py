@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from paceline.cost.compute import expected_maximum, update_curve
-from paceline.cost.exchanges import Exchange
-from paceline.cost.model import LayerCost, model_cost
-from paceline.cost.network import Wire
-from paceline.cost.pipeline import bubble_part, pipeline_seconds
-from paceline.cost.simulate import (
+from simulated import (
     ServerTask,
     simulate_pipeline,
     simulate_servers,
     simulate_stragglers,
     stage_order,
 )
+
+from paceline.cost.compute import expected_maximum, update_curve
+from paceline.cost.exchanges import Exchange
+from paceline.cost.model import LayerCost, model_cost
+from paceline.cost.network import Wire
+from paceline.cost.pipeline import bubble_part, pipeline_seconds
 from paceline.cost.step import Member, step_cost
 from paceline.errors import ConfigError
 

@@ -498,6 +498,7 @@ def run_workers(folder: Path, cache: Path, places: list[tuple[int, int]]) -> lis
     return results
 
 
+@pytest.mark.slow
 def test_four_workers_read_only_their_own_part(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "pets", 11, parts=("train", "val"))
     results = run_workers(folder, tmp_path / "cache", [(rank, 4) for rank in range(4)])

@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 
-from paceline.commands.partitioning import partitioned
 from paceline.config import load_config
 from paceline.cost.split import (
     Chain,
@@ -23,6 +22,7 @@ from paceline.cost.split import (
 from paceline.errors import ConfigError
 from paceline.plan.partition import PartitionChoice, choose_partition, obstacle, with_partition
 from paceline.schema import ExchangeSettings, NodePlan, Plan
+from paceline.workflow.partitioning import partitioned
 
 CONVOLUTIONS = 2_469_696
 """Weights and biases of AlexNet's five convolutions."""

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.lab
 DOCTOR = [sys.executable, "-m", "paceline.cli", "doctor", "--hosts"]
 
 
+@pytest.mark.slow
 def test_a_slow_host_some_that_do_not_answer_and_one_that_dies(
     make_lab: Callable[..., Lab], tmp_path: Path
 ) -> None:

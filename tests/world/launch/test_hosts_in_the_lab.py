@@ -52,7 +52,7 @@ def weights(run: Path) -> str:
     ("engine", "backend", "count"),
     [
         pytest.param("auto", "mpi4py", 2, marks=pytest.mark.mpi),
-        ("ssh", "gloo", 4),
+        pytest.param("ssh", "gloo", 4, marks=pytest.mark.slow),
     ],
 )
 def test_hosts_train_together(

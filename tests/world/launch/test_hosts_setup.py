@@ -30,6 +30,7 @@ def files_below(folder: Path) -> list[str]:
     return sorted(str(path) for path in folder.rglob("*"))
 
 
+@pytest.mark.slow
 def test_a_bare_host_becomes_ready_and_stays_so(
     make_lab: Callable[..., Lab], tmp_path: Path
 ) -> None:

@@ -103,6 +103,7 @@ def member_of(node: int, run: Run) -> int:
     raise AssertionError(f"node {node} does not train")
 
 
+@pytest.mark.slow
 def test_no_death_costs_what_was_written(run: Run) -> None:
     run.pace.write_text("0.3")
     run.start(*run.begin)

@@ -74,6 +74,7 @@ def strike(place: tuple[str, int], crowd: list[socket.socket]) -> None:
             crowd.append(socket.create_connection(place, timeout=5))
 
 
+@pytest.mark.slow
 @pytest.mark.world_size(2)
 @pytest.mark.timeout(280)
 def test_a_training_among_strangers_ends_well(
