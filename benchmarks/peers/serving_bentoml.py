@@ -22,7 +22,7 @@ class Photograph(BaseModel):
     b64: str
 
 
-@bentoml.service(workers=serving.WORKERS)
+@bentoml.service(workers=serving.WORKERS, logging={"access": {"enabled": False}})
 class Classifier:
     def __init__(self) -> None:
         self.session = serving.open_session()

@@ -15,7 +15,7 @@ class Classifier(litserve.LitAPI):
     def setup(self, device: str) -> None:
         self.session = serving.open_session()
 
-    def decode_request(self, request: Any) -> np.ndarray:
+    def decode_request(self, request) -> np.ndarray:  # type: ignore[no-untyped-def]
         (sample,) = request["instances"]
         return serving.read_sample(sample)
 
