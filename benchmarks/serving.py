@@ -114,6 +114,9 @@ class Seen:
     rate: dict[str, float] = field(default_factory=dict)
     p50: dict[str, float] = field(default_factory=dict)
     p99: dict[str, float] = field(default_factory=dict)
+    processor: dict[str, float] = field(default_factory=dict)
+    """Milliseconds of processor time of the server per request: what other programs on the machine
+    change least."""
     batch: float = 0.0
     """Samples of a mean batch at the most connections, where the server tells."""
 
@@ -244,22 +247,23 @@ def measure(
         return loop(model_file(name, options.models), round(batches[-1]), options.seconds)
     asked = question(name, way, options.models)
     seen = Seen()
-    with running(name, way, options) as address:
+    with running(name, way, options) as (address, session_id):
         check(address, asked)
         hey(address, asked, max(CONNECTIONS), 2)
         for connections in CONNECTIONS:
-            before = batches_told(address, way)
-            found = hey(address, asked, connections, options.seconds)
-            seen.rate[str(connections)], seen.p50[str(connections)], seen.p99[str(connections)] = (
-                found
+            key, before, spent = str(connections), batches_told(address, way), spent_by(session_id)
+            rate, seen.p50[key], seen.p99[key], count = hey(
+                address, asked, connections, options.seconds
             )
+            seen.rate[key] = rate
+            seen.processor[key] = (spent_by(session_id) - spent) * 1000 / count
             seen.batch = mean_batch(before, batches_told(address, way))
     return seen
 
 
 @contextlib.contextmanager
-def running(name: str, way: str, options: argparse.Namespace) -> Iterator[str]:
-    """A server in new processes, and the address that is asked."""
+def running(name: str, way: str, options: argparse.Namespace) -> Iterator[tuple[str, int]]:
+    """A server in new processes: the address that is asked, and the session they are in."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -288,7 +292,7 @@ def running(name: str, way: str, options: argparse.Namespace) -> Iterator[str]:
         )
     try:
         until_ready(f"http://127.0.0.1:{port}{ready}", process, log)
-        yield f"http://127.0.0.1:{port}{path}"
+        yield f"http://127.0.0.1:{port}{path}", process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -296,6 +300,17 @@ def running(name: str, way: str, options: argparse.Namespace) -> Iterator[str]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def spent_by(session_id: int) -> float:
+    """Seconds of processor time of all processes of a session."""
+    ticks = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session_id:
+                ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def until_ready(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -325,8 +340,8 @@ def check(address: str, asked: Question) -> None:
 
 def hey(
     address: str, asked: Question, connections: int, seconds: int
-) -> tuple[float, float, float]:
-    """Requests per second, and milliseconds of half and of 99% of them."""
+) -> tuple[float, float, float, int]:
+    """Requests per second, milliseconds of half and of 99% of them, and their number."""
     words = ["hey", "-z", f"{seconds}s", "-c", str(connections), "-t", "60", "-m", "POST"]
     words += ["-D", str(asked.body), "-T", asked.headers["Content-Type"], "-o", "csv"]
     for key, value in asked.headers.items():
@@ -343,7 +358,7 @@ def hey(
         raise SystemExit(f"{address} answered nothing:\n{done.stdout}{done.stderr}")
     times.sort()
     most = times[min(len(times) - 1, int(len(times) * 0.99))]
-    return len(times) / max(ends), times[len(times) // 2] * 1000, most * 1000
+    return len(times) / max(ends), times[len(times) // 2] * 1000, most * 1000, len(times)
 
 
 def batches_told(address: str, way: str) -> dict[int, int]:
@@ -390,7 +405,10 @@ def line(seen: Seen) -> str:
     for connections, rate in seen.rate.items():
         told = f"{connections}: {rate:,.0f}/s"
         if connections in seen.p99:
-            told += f", p50 {seen.p50[connections]:.1f} ms, p99 {seen.p99[connections]:.1f} ms"
+            told += (
+                f", p50 {seen.p50[connections]:.1f} ms, p99 {seen.p99[connections]:.1f} ms,"
+                f" {seen.processor[connections]:.2f} ms of the processor"
+            )
         parts.append(told)
     return "; ".join(parts) + (f"; batches of {seen.batch:.1f}" if seen.batch else "")
 
@@ -399,8 +417,11 @@ def show(found: Mapping[str, Mapping[str, list[dict[str, Any]]]]) -> None:
     """Medians with their spread, and the bars."""
     for name, ways in found.items():
         print(f"\n{name}\n")
-        print("| | 1: requests/s | p99 ms | 16: requests/s | spread | p99 ms | batch |")
-        print("|---|---|---|---|---|---|---|")
+        print(
+            "| | 1: requests/s | p99 ms | 16: requests/s | spread | p99 ms | processor ms each |"
+            " batch |"
+        )
+        print("|---|---|---|---|---|---|---|---|")
         for way, rounds in ways.items():
             if rounds:
                 print(table_row(way, rounds))
@@ -424,7 +445,8 @@ def table_row(way: str, rounds: Sequence[Mapping[str, Any]]) -> str:
         f"| {way} | {cell(median('rate', few), int(small))} | {cell(median('p99', few), 1)} |"
         f" {cell(median('rate', many), int(small))} |"
         f" {(max(rates) - min(rates)) / statistics.median(rates):.0%} |"
-        f" {cell(median('p99', many), 1)} | {f'{batch:.1f}' if batch else ''} |"
+        f" {cell(median('p99', many), 1)} | {cell(median('processor', many), 2)} |"
+        f" {f'{batch:.1f}' if batch else ''} |"
     )
 
 
