@@ -247,23 +247,23 @@ def measure(
         return loop(model_file(name, options.models), round(batches[-1]), options.seconds)
     asked = question(name, way, options.models)
     seen = Seen()
-    with running(name, way, options) as (address, session_id):
+    with running(name, way, options) as (address, server):
         check(address, asked)
         hey(address, asked, max(CONNECTIONS), 2)
         for connections in CONNECTIONS:
-            key, before, spent = str(connections), batches_told(address, way), spent_by(session_id)
+            key, before, spent = str(connections), batches_told(address, way), spent_by(server)
             rate, seen.p50[key], seen.p99[key], count = hey(
                 address, asked, connections, options.seconds
             )
             seen.rate[key] = rate
-            seen.processor[key] = (spent_by(session_id) - spent) * 1000 / count
+            seen.processor[key] = (spent_by(server) - spent) * 1000 / count
             seen.batch = mean_batch(before, batches_told(address, way))
     return seen
 
 
 @contextlib.contextmanager
 def running(name: str, way: str, options: argparse.Namespace) -> Iterator[tuple[str, int]]:
-    """A server in new processes: the address that is asked, and the session they are in."""
+    """A server in new processes: the address that is asked, and the first of them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -302,15 +302,22 @@ def running(name: str, way: str, options: argparse.Namespace) -> Iterator[tuple[
         process.wait()
 
 
-def spent_by(session_id: int) -> float:
-    """Seconds of processor time of all processes of a session."""
-    ticks = 0
+def spent_by(first: int) -> float:
+    """Seconds of processor time of a process and all that it has started."""
+    ticks, parents = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             fields = path.read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session_id:
-                ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+            process = int(path.parent.name)
+            parents[process] = int(fields[1])
+            ticks[process] = int(fields[11]) + int(fields[12])
+
+    def belongs(process: int) -> bool:
+        while process not in (first, 0):
+            process = parents.get(process, 0)
+        return process == first
+
+    return sum(ticks[one] for one in parents if belongs(one)) / os.sysconf("SC_CLK_TCK")
 
 
 def until_ready(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
