@@ -20,6 +20,8 @@ MEMORY_PART = 0.9
 """Part of the free memory that a plan may be expected to take."""
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 _LARGEST = 2**31 - 1
+_LARGE_BLOCK = 128 * 2**10
+"""Bytes: what glibc itself begins with, and then changes."""
 
 
 def keep_freed_memory() -> bool:
@@ -42,8 +44,20 @@ def keep_freed_memory() -> bool:
     return all(mallopt(name, value) == 1 for name, value in settings)
 
 
+def return_large_blocks() -> bool:
+    """Tell the allocator to return large blocks as soon as they are freed, also in the long run.
+
+    By default glibc takes the first large block that is freed for the size of those it keeps from
+    then on: a process that loads and drops models by the hour then grows by parts of each.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return mallopt is not None and mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK) == 1
+
+
 def give_back_memory() -> None:
-    """Return what is kept and free to the system, so that each trial is measured alone."""
+    """Return what is kept and free to the system."""
     if sys.platform.startswith("linux"):
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:

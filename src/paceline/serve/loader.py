@@ -31,9 +31,12 @@ Run = Callable[[np.ndarray], np.ndarray]
 LARGEST_BATCH = 64
 """Samples of one batch: more gains nothing on CPUs, and the last of them would wait long."""
 LONGEST_BATCH = 0.1
-"""Seconds: larger batches would make every request wait for others."""
+"""Seconds: a batch that takes longer must gain something, as every request waits for others."""
+LONGEST_TRIAL = 1.0
+"""Seconds: larger batches are not tried, or loading would take too long."""
 NO_SLOWER = 0.9
-"""A larger batch may give so many times the samples per second of the best: the rest is noise."""
+"""A larger batch may give so many times the samples per second of the best: the rest is noise.
+One that must gain gives more than the best divided by this."""
 GROWTH = 4
 """Each batch that is tried is so many times the one before."""
 BARRIER_SECONDS = 60.0
@@ -132,7 +135,8 @@ def _measured(
 ) -> Setup:
     """The largest batch that is no slower per sample, and the samples per second with it.
 
-    Of repeated times the shortest counts: what else the machine does makes none shorter.
+    One that takes long must be faster. Of repeated times the shortest counts: what else the machine
+    does makes none shorter.
     """
     best, count = Setup(workers=workers, threads=threads, batch=1, samples_per_second=0.0), 1
     while count <= most:
@@ -153,11 +157,13 @@ def _measured(
 
         seconds = max(one.result() for one in [pool.submit(repeat) for _ in range(workers)])
         rate = count * workers / seconds
-        if rate < NO_SLOWER * best.samples_per_second:
+        is_long = count > 1 and seconds > LONGEST_BATCH
+        if rate >= best.samples_per_second * (1 / NO_SLOWER if is_long else NO_SLOWER):
+            fastest = max(rate, best.samples_per_second)
+            best = Setup(workers=workers, threads=threads, batch=count, samples_per_second=fastest)
+        elif is_long:  # a short one may have been disturbed: the next may still be as good
             break
-        fastest = max(rate, best.samples_per_second)
-        best = Setup(workers=workers, threads=threads, batch=count, samples_per_second=fastest)
-        if seconds * GROWTH > LONGEST_BATCH:
+        if seconds * GROWTH > LONGEST_TRIAL:
             break
         count *= GROWTH
     return best

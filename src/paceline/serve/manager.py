@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.errors import PacelineError
+from paceline.local.memory import give_back_memory
 from paceline.schema.version import Serving, Version
 from paceline.serve.batcher import Batcher
 from paceline.serve.loader import Servable, explained, load, load_run
@@ -225,6 +226,8 @@ class Manager:
             await batcher.drain()
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._loading, batcher.servable.close)
+            del batcher  # the last reference: only then is there anything to give back
+            await loop.run_in_executor(self._loading, give_back_memory)
         entry.state = "END"
         self.say(f"{entry.name} version {entry.number} is unloaded")
 

@@ -16,6 +16,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from paceline.errors import ConfigError
+from paceline.local.memory import return_large_blocks
 from paceline.serve.core import Access, Core, Limits
 from paceline.serve.manager import Manager, Options
 from paceline.serve.routes import routes
@@ -137,6 +138,7 @@ class Server:
     def run(self) -> None:
         """Serve until SIGTERM or Ctrl-C; requests under way are answered."""
         self.door.check()
+        return_large_blocks()
         source = Source(self.paths)
         listening = self._listen()
         with listening, asyncio.Runner(loop_factory=_loop_factory()) as runner:

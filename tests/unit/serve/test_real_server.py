@@ -14,15 +14,13 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from real_server import PATIENCE, Served, serving
 
 pytest.importorskip("uvicorn")
 
@@ -33,66 +31,13 @@ from paceline.serve.server import Door
 from paceline.serve.trained import open_trained
 from paceline.serve.versions import write_serving
 
-PATIENCE = 300.0
-"""Seconds, only to end a hang."""
-
-
-@dataclass
-class Served:
-    process: subprocess.Popen[str]
-    port: int
-    models: Path
-
-    def ask(
-        self, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
-    ) -> tuple[int, bytes, dict[str, str]]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
-        try:
-            connection.request("POST" if body is not None else "GET", path, body, headers or {})
-            answer = connection.getresponse()
-            found = {name.lower(): value for name, value in answer.getheaders()}
-            return answer.status, answer.read(), found
-        finally:
-            connection.close()
-
-    def json(self, path: str, data: Any = None) -> Any:
-        status, text, _ = self.ask(path, None if data is None else json.dumps(data).encode())
-        assert status == 200, text
-        return json.loads(text)
-
-    def until(self, what: Any) -> None:
-        end = time.monotonic() + PATIENCE
-        while not what():
-            assert time.monotonic() < end
-            assert self.process.poll() is None
-            time.sleep(0.05)
-
 
 @pytest.fixture(scope="module")
 def served(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     models = tmp_path_factory.mktemp("served") / "models"
     shutil.copytree(exported, models / "digits" / "1")
-    words = ["serve", str(models), "--port", "0", "--poll", "0.1", "--max-body", "4MB"]
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "paceline", *words, "--max-pixels", "1000000"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        found = re.search(r":(\d+)$", process.stdout.readline().strip())
-        assert found is not None
-        reader = threading.Thread(target=process.stdout.read, daemon=True)
-        reader.start()
-        server = Served(process, int(found[1]), models)
-        server.until(lambda: server.ask("/v2/health/ready")[0] == 200)
+    with serving(models, "--max-body", "4MB", "--max-pixels", "1000000") as server:
         yield server
-    finally:
-        process.send_signal(signal.SIGTERM)
-        code = process.wait(PATIENCE)
-        reader.join(PATIENCE)
-        process.stdout.close()
-    assert code == 0
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ import pytest
 from paced_model import put_into
 
 from paceline.launch.carry import is_used
+from paceline.serve.versions import read_version, version_numbers
 from paceline.train.checkpoint import Checkpoints
 
 HERE = Path(__file__).parent
@@ -56,7 +57,7 @@ class Run:
 
     def ends(self) -> tuple[int, str]:
         assert self.process is not None
-        output, _ = self.process.communicate(timeout=150)
+        output, _ = self.process.communicate(timeout=390)
         return self.process.returncode, output
 
     def until(self, condition: Callable[[], bool], *, alive: bool = True) -> None:
@@ -152,6 +153,26 @@ def test_no_death_costs_what_was_written(run: Run) -> None:
     assert code == 2, output
     assert "has no checkpoint to continue from" in output
     assert run.epochs() == list(range(1, 13))
+
+
+@pytest.mark.slow
+def test_the_best_is_published_once_by_the_launcher(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    to = tmp_path / "models" / "paced"
+    run.start(*run.begin, "--set", "train.epochs=3", "--publish", str(to))
+    code, output = run.ends()
+    assert code == 0, output
+    numbers = version_numbers(to)
+    assert [f"published {to / str(n)} " in output for n in numbers] == [True] * len(numbers)
+    assert output.count("published ") == len(numbers) > 0
+    updates = [read_version(to / str(number)).origin.update for number in numbers]
+    assert len(set(updates)) == len(updates)
+    best = (run.path / "checkpoints" / "best").readlink().name
+    assert updates[-1] == int(best.removeprefix("step-"))
+    newest = read_version(to / str(numbers[-1]))
+    summary = json.loads((run.path / "run.json").read_text())
+    assert newest.origin.metrics["test_accuracy"] == summary["best_accuracy"]
 
 
 def check_checkpoint(run: Run) -> None:
