@@ -302,6 +302,23 @@ def visible_devices(environment: Mapping[str, str] = os.environ) -> list[str] | 
     return None if value is None else [name.strip() for name in value.split(",")]
 
 
+SHARES = "PACELINE_SHARES"
+"""By which `paceline run` tells ranks the shares of their hosts in hosts.toml."""
+
+
+def given_shares(environment: Mapping[str, str] = os.environ) -> list[float] | None:
+    """The share of every rank, where someone has said it."""
+    value = environment.get(SHARES)
+    if not value:
+        return None
+    try:
+        return [float(word) for word in value.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"{SHARES} = {shown(value)} must be numbers with commas between"
+        ) from None
+
+
 def named_variables(
     words: Iterable[str], environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:

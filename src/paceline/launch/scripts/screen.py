@@ -140,7 +140,7 @@ class Screen(Memory):
         )
 
     def report(self, first: RankExit, others: Collection[RankExit]) -> list[str]:
-        """The first failure in words: who, how, and its last lines; then the others in a sentence."""
+        """The first failure: who, how, and its last lines; then the others in a sentence."""
         lines = self.last_lines(first.rank)
         head = f"{self.name(first.rank)} failed first: it {first.how} after"
         head += f" {duration(first.seconds)}"
