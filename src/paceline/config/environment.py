@@ -323,7 +323,7 @@ def named_variables(
     words: Iterable[str], environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """What `--env NAME` and `--env NAME=VALUE` say, and the number of threads where it is set."""
-    found = {name: environment[name] for name in ("OMP_NUM_THREADS",) if name in environment}
+    found = {name: environment[name] for name in ("OMP_NUM_THREADS",) if environment.get(name)}
     for word in words:
         name, given, value = word.partition("=")
         if not given and name not in environment:
@@ -359,6 +359,8 @@ def script_environment(
     `variables` go before this process's environment, which goes before what is only sensible.
     """
     own = (*_OWN, *(_OF_THE_AGENT if "PACELINE_AGENT" in environment else ()))
+    if not environment.get("OMP_NUM_THREADS"):
+        own = (*own, "OMP_NUM_THREADS")  # set to nothing is not set
     kept = {key: value for key, value in environment.items() if key not in own}
     sensible = {
         "OMP_NUM_THREADS": str(threads),

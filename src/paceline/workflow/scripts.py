@@ -111,8 +111,9 @@ def _here(asked: Asked, script: Script, run: RunDirectory, screen: Screen) -> Ou
     run.config.write_text(script_text(run.path.name, script))
     ranks = asked.ranks or auto_ranks(this_machine())
     context = RankContext(world_size=ranks, local_size=ranks, port=free_port(), secret=new_secret())
-    threads = script.variables.get("OMP_NUM_THREADS") or rank_cores(ranks, 0)[1]
-    asked.say(f"{_count(ranks, 'rank')} here, {_count(int(threads), 'thread')} each")
+    chosen = script.variables.get("OMP_NUM_THREADS")
+    threads = f"OMP_NUM_THREADS={chosen}" if chosen else _count(rank_cores(ranks, 0)[1], "thread")
+    asked.say(f"{_count(ranks, 'rank')} here, {threads} each")
     supervisor = Supervisor(script, run, context, memory=screen, say=asked.say, takes_input=True)
     with handled(supervisor.note_signal):
         return supervisor.watch()

@@ -1,8 +1,9 @@
-"""A Lightning script: SHARES (as 3,1) OUT [--drop] [--workers N] [--backend NAME] [--module NAME]."""
+"""A Lightning script: SHARES (as 3,1) OUT, and what `--help` lists."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import warnings
 
 import torch
@@ -44,9 +45,8 @@ def main() -> None:
     trainer = Trainer(
         strategy=SharesStrategy(options.shares, process_group_backend=options.backend),
         accelerator="cpu",
-        devices=int(__import__("os").environ.get("LOCAL_WORLD_SIZE", "1"))
-        if options.backend is None
-        else len(options.shares),
+        # Under mpiexec nobody sets it.
+        devices=int(os.environ.get("LOCAL_WORLD_SIZE", len(options.shares))),
         use_distributed_sampler=options.own_sampler,
         accumulate_grad_batches=options.accumulate,
         max_epochs=2,
