@@ -129,7 +129,11 @@ def _on_hosts(asked: Asked, script: Script) -> Work:
     for warning in found.warnings():
         asked.say(f"warning: {warning}")
     plan = on_hosts.plan_ranks(hosts, found, asked.ranks)
-    whole = dataclasses.replace(script, interfaces=on_hosts.interfaces(hosts, found))
+    whole = dataclasses.replace(
+        script,
+        interfaces=on_hosts.interfaces(hosts, found),
+        variables=on_hosts.share_variables(hosts, plan) | script.variables,
+    )
 
     def work(asked: Asked, script: Script, run: RunDirectory, screen: Screen) -> Outcome:
         run.config.write_text(script_text(run.path.name, whole))

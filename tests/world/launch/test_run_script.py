@@ -16,6 +16,15 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+import plain_ddp  # noqa: E402
+
+from paceline.config.hosts import hosts_from_names  # noqa: E402
+from paceline.errors import UserError  # noqa: E402
+from paceline.launch.inspection import Inspection  # noqa: E402
+from paceline.launch.scripts import on_hosts  # noqa: E402
+from paceline.schema.script import Script  # noqa: E402
+
 ODD = HERE / "odd_ranks.py"
 TWO_HOSTS = ("--nproc", "1", "--hosts", "localhost,127.0.0.1")
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -67,24 +76,16 @@ def is_alive(pid: int) -> bool:
 def test_a_plain_script_trains_as_one_process(
     run_cli: Cli, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    alone = {
-        "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
-    }  # fmt: skip
-    subprocess.run(
-        [sys.executable, HERE / "plain_ddp.py", tmp_path / "one.pt"],
-        env=os.environ | alone,
-        check=True,
-        capture_output=True,
-        timeout=600,
-    )
+    model, _, _ = plain_ddp.problem(3)
+    plain_ddp.train(model, 3)
     done = run_cli("run", *words, HERE / "plain_ddp.py", "many.pt", "--steps", "3")
     assert done.returncode == 0, done.stderr
-    one, many = torch.load(tmp_path / "one.pt"), torch.load(tmp_path / "many.pt")
-    for name, weights in one.items():
+    many = torch.load(tmp_path / "many.pt")
+    for name, weights in model.state_dict().items():
         assert torch.allclose(weights, many[name], rtol=0, atol=1e-6), name
     ranks = 2 if words == ("--nproc", "2") else 4
     names = [f"rank {rank}]" for rank in range(ranks)]
-    assert all(f"{name} step 2 on 1 of " in done.stdout for name in names), done.stdout
+    assert all(f"{name} 1 threads on " in done.stdout for name in names), done.stdout
     found = summary(tmp_path)
     assert found["finished"]
     assert [end["code"] for end in found["ranks"]] == [0] * ranks
@@ -160,6 +161,53 @@ def test_the_first_failure_comes_first(
     log = f"rank-{found['first_failure']['rank']}/output.log"
     if mode != "kill":
         assert words in (tmp_path / "runs" / "scripts" / "latest" / log).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "code"), [("tell", 0), ("kill", 137)])
+def test_logs_come_from_hosts_that_share_no_files(tmp_path: Path, mode: str, code: int) -> None:
+    cache = tmp_path / "cache"
+    done = subprocess.run(
+        [sys.executable, HERE / "private.py", "run", *TWO_HOSTS, "--run", "logs", ODD, mode],
+        cwd=tmp_path,
+        env=os.environ | {"PACELINE_CACHE": str(cache)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == code, done.stderr
+    ends = json.loads((tmp_path / "logs" / "run.json").read_text())["ranks"]
+    assert [(end["rank"], end["host"]) for end in ends] == [(0, "localhost"), (1, "127.0.0.1")]
+    for rank in (0, 1):
+        log = (tmp_path / "logs" / f"rank-{rank}" / "output.log").read_text()
+        assert mode == "kill" or json.loads(log)["rank"] == rank
+    assert list((cache / "runs").iterdir()) == []
+
+
+def test_hosts_must_have_the_same_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(
+        target="/x/train.py", sources={"/x/train.py": "a" * 64, "/x/helper.py": "b" * 64}
+    )
+
+    def facts(train: str, helper: str) -> dict[str, Any]:
+        return {
+            "versions": {}, "data": "", "sources": {"/x/train.py": train, "/x/helper.py": helper},
+        }  # fmt: skip
+
+    def check(**found: dict[str, Any]) -> None:
+        monkeypatch.setattr(on_hosts, "inspect_hosts", lambda *_: Inspection(facts=found))
+        on_hosts.check_hosts(hosts_from_names(",".join(found)), script, {})
+
+    same = facts("a" * 16, "b" * 16)
+    check(a=same, b=same)
+    for found, reason in (
+        ({"a": same, "b": facts("a" * 16, "c" * 16)}, "host b has another /x/helper.py than a"),
+        ({"a": same, "b": facts("none", "b" * 16)}, "host b does not have /x/train.py: copy it"),
+        # All hosts agree, and the launcher, which is none of them, has another.
+        ({"a": facts("d" * 16, "b" * 16)}, "host a has another /x/train.py than this machine"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            check(**found)
 
 
 def test_a_rank_that_hangs_is_named(start_cli: Start, tmp_path: Path) -> None:

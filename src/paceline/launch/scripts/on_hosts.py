@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 
+from paceline.config.environment import SHARES
 from paceline.errors import UserError, WorkerError
 from paceline.launch import failures
 from paceline.launch.channel import Message
@@ -63,6 +64,17 @@ def plan_ranks(hosts: Hosts, found: Inspection, asked: int | None) -> Plan:
             NodePlan(host=host.name, strategy="processes", processes=ranks, threads=threads)
         )
     return Plan(nodes=tuple(nodes))
+
+
+def share_variables(hosts: Hosts, plan: Plan) -> dict[str, str]:
+    """What `paceline.integrations` finds of hosts.toml: the share of every rank, if any."""
+    shares = [
+        host.share / node.ranks
+        for host, node in zip(hosts.workers, plan.nodes, strict=True)
+        for _ in range(node.ranks)
+        if host.share is not None
+    ]
+    return {SHARES: ",".join(map(str, shares))} if shares else {}
 
 
 def interfaces(hosts: Hosts, found: Inspection) -> tuple[str, ...]:
