@@ -195,7 +195,7 @@ def test_every_engine_goes_by_it(real: RealSsh, engine: str) -> None:
 
 
 def test_a_script_runs_on_both(real: RealSsh) -> None:
-    """b has the script but not the run: its log comes back; and without the script it is refused."""
+    """b has the script but not the run: its log comes back. Without the script it is refused."""
     path = f"{real.ssh.parent}:/usr/local/bin:/usr/bin:/bin"
     variables = {"PATH": path, "PACELINE_CACHE": str(real.folder / "cache")}
     odd = Path(__file__).parent / "odd_ranks.py"
@@ -206,7 +206,6 @@ def test_a_script_runs_on_both(real: RealSsh) -> None:
             [sys.executable, "-m", "paceline.cli", *words, str(script), mode],
             on="a",
             env=variables,
-            stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=600,
         )
