@@ -16,8 +16,11 @@ from dataclasses import dataclass, field
 from paceline.schema.script import RankExit
 from paceline.text import duration, printable
 
-HELD_SECONDS = 2.0
-"""A rank that lives on for so long after a traceback has only printed it."""
+HELD_SECONDS = 10.0
+"""A rank that lives on for so long after a traceback has only printed it: an interpreter with torch
+takes a second to end, and several on a busy machine."""
+SILENT_SECONDS = 0.5
+"""One that prints other lines so long after it has, too: a rank that ends says nothing more."""
 LAST_LINES = 60
 """Lines of a rank that are kept for the report of its failure."""
 SHOWN_LINES = 15
@@ -61,8 +64,10 @@ class Memory:
             said.held_since = time.monotonic()
         if is_error and said.held_since is not None:
             said.held.append(text)
-        else:
-            self.pass_on(rank, text, is_error)
+            return
+        if said.held_since is not None and time.monotonic() - said.held_since > SILENT_SECONDS:
+            self._let_go(rank, said)
+        self.pass_on(rank, text, is_error)
 
     def pass_on(self, rank: int, text: str, is_error: bool) -> None:
         """What is done with a line that belongs to no failure."""

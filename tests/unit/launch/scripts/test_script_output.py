@@ -89,6 +89,20 @@ def test_a_traceback_that_a_rank_survives_is_shown_a_moment_later(
     assert shown.last_lines(1)[-1] == "epoch 7"
 
 
+def test_a_rank_that_prints_on_has_survived_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Shown()
+    shown.hear_all(0, "Traceback (most recent call last):", "OSError: again")
+    shown.hear(0, "printed before, read after", False)
+    monkeypatch.setattr(screens, "SILENT_SECONDS", -1.0)
+    shown.hear(0, "next", False)
+    assert shown.lines == [
+        "[rank 0] printed before, read after",
+        "[rank 0] Traceback (most recent call last):",
+        "[rank 0] OSError: again",
+        "[rank 0] next",
+    ]
+
+
 def test_a_rank_that_ends_well_has_only_printed_its_traceback() -> None:
     shown = Shown()
     shown.hear_all(0, "Traceback (most recent call last):", "KeyError: caught")
