@@ -153,7 +153,7 @@ class Shares:
 class PartSampler(Sampler[list[int]]):
     """This rank's part of every batch of another sampler of batches."""
 
-    def __init__(self, whole: Sampler[list[int]] | Any, shares: Sequence[float], rank: int) -> None:
+    def __init__(self, whole: Any, shares: Sequence[float], rank: int) -> None:
         self.whole, self._shares, self._rank = whole, list(shares), rank
 
     @property

@@ -6,6 +6,7 @@ import dataclasses
 import signal
 import time
 from collections.abc import Callable
+from typing import Any
 
 from paceline.config.environment import SHARES
 from paceline.errors import UserError, WorkerError
@@ -25,7 +26,7 @@ from paceline.schema.hosts import Hosts
 from paceline.schema.plain import checked
 from paceline.schema.script import RankExit, Script, script_text
 
-_EXITS = {"exits?": [{}]}
+_EXITS: dict[str, Any] = {"exits?": [{}]}
 
 
 def check_hosts(hosts: Hosts, script: Script, variables: dict[str, str]) -> Inspection:
