@@ -112,9 +112,10 @@ def run_on_hosts(
         code = session.run()
     except _FailedError:
         return Outcome(exits=tuple(session.exits))
-    if code == 0:
+    stopped = session.signals.numbers
+    if code == 0 and not stopped:
         screen.let_go()
-    return Outcome(exits=(), signalled=code - 128 if code > 128 else None)
+    return Outcome(exits=(), signalled=stopped[0] if stopped else None)
 
 
 class _FailedError(Exception):
