@@ -10,6 +10,7 @@ from accelerate.utils import set_seed
 from problem import data, net
 from torch.utils.data import DataLoader
 
+from paceline.backends import register_mpi
 from paceline.integrations.accelerate import SharesAccelerator
 
 
@@ -19,7 +20,11 @@ def main() -> None:
     parser.add_argument("out")
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--norm", action="store_true")
+    parser.add_argument("--backend", help="mpi4py, under mpiexec")
     options = parser.parse_args()
+    if options.backend:
+        register_mpi()
+        torch.distributed.init_process_group(options.backend)
     set_seed(3)
     accelerator = SharesAccelerator(
         cpu=True, shares=options.shares, gradient_accumulation_steps=options.accumulate

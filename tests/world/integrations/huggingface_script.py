@@ -12,6 +12,7 @@ from problem import data, net
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
+from paceline.backends import register_mpi
 from paceline.integrations.huggingface import SharesTrainer
 
 
@@ -45,7 +46,11 @@ def main() -> None:
     parser.add_argument("out")
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--tokens", action="store_true")
+    parser.add_argument("--backend", help="mpi4py, under mpiexec")
     options = parser.parse_args()
+    if options.backend:
+        register_mpi()
+        torch.distributed.init_process_group(options.backend)
     torch.manual_seed(5)
     if options.tokens:
         config = LlamaConfig(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -91,13 +90,23 @@ def test_without_the_factor_they_are_not(run_cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-@needs("lightning")
-@pytest.mark.skipif(shutil.which("mpiexec", path=str(Path(sys.executable).parent)) is None,
-                    reason="no mpiexec here: pip install 'paceline[mpi]'")  # fmt: skip
-def test_lightning_over_mpi(tmp_path: Path) -> None:
-    alone("lightning_script.py", tmp_path / "one.pt")
+@pytest.mark.skipif(
+    not (Path(sys.executable).parent / "mpiexec").exists(),
+    reason="no mpiexec here: pip install 'paceline[mpi]'",
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("lightning", marks=needs("lightning")),
+        pytest.param("accelerate", marks=needs("accelerate")),
+        pytest.param("huggingface", marks=needs("huggingface")),
+    ],
+)
+def test_over_mpi(tmp_path: Path, name: str) -> None:
+    script_file = f"{name}_script.py"
+    alone(script_file, tmp_path / "one.pt")
     words = [Path(sys.executable).parent / "mpiexec", "--oversubscribe", "--allow-run-as-root"]
-    script = [sys.executable, HERE / "lightning_script.py", "3,1", tmp_path / "two.pt"]
+    script = [sys.executable, HERE / script_file, "3,1", tmp_path / "two.pt"]
     done = subprocess.run(
         [*words, "-n", "2", *script, "--backend", "mpi4py"],
         env=os.environ | QUIET,
