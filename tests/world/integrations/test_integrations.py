@@ -105,7 +105,7 @@ def test_without_the_factor_they_are_not(run_cli: Cli, tmp_path: Path) -> None:
 def test_over_mpi(tmp_path: Path, name: str) -> None:
     script_file = f"{name}_script.py"
     alone(script_file, tmp_path / "one.pt")
-    words = [Path(sys.executable).parent / "mpiexec", "--oversubscribe", "--allow-run-as-root"]
+    words = [Path(sys.executable).parent / "mpiexec", "--allow-run-as-root"]
     script = [sys.executable, HERE / script_file, "3,1", tmp_path / "two.pt"]
     done = subprocess.run(
         [*words, "-n", "2", *script, "--backend", "mpi4py"],
