@@ -37,7 +37,8 @@ def alone(script: str, out: Path, *words: str) -> None:
     """The same script as one process, started without any launcher."""
     done = subprocess.run(
         [sys.executable, HERE / script, "1", out, *words],
-        env=os.environ | QUIET,
+        # Lightning starts MPI where it finds mpi4py; alone that needs no shared memory.
+        env=os.environ | QUIET | {"OMPI_MCA_btl": "self"},
         capture_output=True,
         text=True,
         timeout=600,
