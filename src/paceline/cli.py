@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import itertools
 import sys
 from typing import NoReturn
 
@@ -23,6 +24,7 @@ _NAMES_OF_NO_FILE = (errno.ENAMETOOLONG, errno.ELOOP)
 # name -> (module with a click command called `command`, one line for --help)
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("paceline.commands.train", "Train a model; with no argument, the embedded default."),
+    "run": ("paceline.commands.run", "Start any torch.distributed script, on one or many hosts."),
     "join": ("paceline.commands.join", "Let another host join a training that is under way."),
     "predict": ("paceline.commands.predict", "Say what a trained model sees in pictures."),
     "evaluate": ("paceline.commands.evaluate", "Score a trained model on labelled data."),
@@ -83,7 +85,8 @@ def paceline(debug: bool) -> None:
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 1 our failure, 2 the user's mistake."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    debug = "--debug" in arguments
+    # Before the command: what follows may be a script's own.
+    debug = "--debug" in itertools.takewhile(lambda word: word.startswith("-"), arguments)
     try:
         code = paceline.main(args=arguments, prog_name="paceline", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

@@ -429,8 +429,8 @@ def _join(random: Random, folder: Path) -> None:
 
 FACTS = {
     "host": "a", "versions": {"paceline": "0.1", "torch": "2.13"}, "mpi": None, "cores": 2,
-    "usable": 2, "memory_mb": 8000, "time": 1.5e9, "data": "none", "sources": {}, "user": 0,
-    "port": 5, "free_port": 6,
+    "usable": 2, "physical": 2, "devices": 0, "memory_mb": 8000, "time": 1.5e9, "data": "none",
+    "sources": {}, "user": 0, "port": 5, "free_port": 6,
 }  # fmt: skip
 REACHED = {
     "reached": {"b": {"seconds": 0.001, "from": "10.0.0.1"}, "c": {"error": "refused"}},

@@ -21,7 +21,8 @@ ROOT = Path(paceline.__file__).parent
 STAGES = ("config", "measure", "plan", "launch", "train", "serve", "observe", "report")
 MECHANISMS = ("models", "data", "local", "exchange", "backends", "cost", "lab")
 CHAINING = (
-    "cli", "api", "commands", "workflow", "bench", "experiments", "__main__", "__init__",
+    "cli", "api", "commands", "workflow", "bench", "experiments", "integrations", "__main__",
+    "__init__",
 )  # fmt: skip
 """What may use every stage."""
 WITHOUT_TORCH = (

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -294,6 +294,101 @@ def child_environment(
 ) -> dict[str, str]:
     """Of a process that an agent or the launcher starts: this one's, with changes."""
     return {**environment, **changes}
+
+
+def visible_devices(environment: Mapping[str, str] = os.environ) -> list[str] | None:
+    """What CUDA_VISIBLE_DEVICES names; None: everything that is there."""
+    value = environment.get("CUDA_VISIBLE_DEVICES")
+    return None if value is None else [name.strip() for name in value.split(",")]
+
+
+SHARES = "PACELINE_SHARES"
+"""By which `paceline run` tells ranks the shares of their hosts in hosts.toml."""
+
+
+def given_shares(environment: Mapping[str, str] = os.environ) -> list[float] | None:
+    """The share of every rank, where someone has said it."""
+    value = environment.get(SHARES)
+    if not value:
+        return None
+    try:
+        return [float(word) for word in value.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"{SHARES} = {shown(value)} must be numbers with commas between"
+        ) from None
+
+
+def named_variables(
+    words: Iterable[str], environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """What `--env NAME` and `--env NAME=VALUE` say, and the number of threads where it is set."""
+    found = {name: environment[name] for name in ("OMP_NUM_THREADS",) if environment.get(name)}
+    for word in words:
+        name, given, value = word.partition("=")
+        if not given and name not in environment:
+            raise ConfigError(f"--env {shown(word)}: there is no such variable here: add =VALUE")
+        if not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise ConfigError(f"--env {shown(word)} must be NAME or NAME=VALUE")
+        found[name] = value if given else environment[name]
+    return found
+
+
+_OWN = (
+    "PACELINE_RANK", "PACELINE_WORLD_SIZE", "PACELINE_LOCAL_RANK", "PACELINE_LOCAL_SIZE",
+    "PACELINE_NODE", "PACELINE_NODES", "PACELINE_ADDRESS", "PACELINE_PORT", "PACELINE_BACKEND",
+    "PACELINE_AGENT", "PACELINE_BOARD", "PACELINE_SHARED",
+)  # fmt: skip
+"""By which processes of a training of ours know their place: a script's rank is none of them."""
+_OF_THE_AGENT = ("OMP_NUM_THREADS", "TORCH_CPP_LOG_LEVEL")
+"""What an agent sets for a training of ours."""
+
+
+def script_environment(
+    context: RankContext,
+    *,
+    name: str,
+    threads: int,
+    interface: str,
+    error_file: Path,
+    variables: Mapping[str, str],
+    environment: Mapping[str, str] = os.environ,
+) -> dict[str, str]:
+    """Of a rank of the user's own script: what torch 2.13's elastic agent would set.
+
+    `variables` go before this process's environment, which goes before what is only sensible.
+    """
+    own = (*_OWN, *(_OF_THE_AGENT if "PACELINE_AGENT" in environment else ()))
+    if not environment.get("OMP_NUM_THREADS"):
+        own = (*own, "OMP_NUM_THREADS")  # set to nothing is not set
+    kept = {key: value for key, value in environment.items() if key not in own}
+    sensible = {
+        "OMP_NUM_THREADS": str(threads),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        # A host's own name often leads to an address that the others cannot reach.
+        **({"GLOO_SOCKET_IFNAME": interface} if interface else {}),
+        **({SECRET: context.secret} if context.secret else {}),
+    }
+    place = {
+        "RANK": context.rank,
+        "WORLD_SIZE": context.world_size,
+        "LOCAL_RANK": context.local_rank,
+        "LOCAL_WORLD_SIZE": context.local_size,
+        "GROUP_RANK": context.node,
+        "GROUP_WORLD_SIZE": context.nodes,
+        "ROLE_NAME": "default",
+        "ROLE_RANK": context.rank,
+        "ROLE_WORLD_SIZE": context.world_size,
+        "MASTER_ADDR": context.address,
+        "MASTER_PORT": context.port,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+        "TORCHELASTIC_RUN_ID": name,
+        # The first rank itself holds the store: no launcher of torch's listens for it.
+        "TORCHELASTIC_USE_AGENT_STORE": False,
+        "TORCHELASTIC_ERROR_FILE": error_file,
+    }
+    return {**sensible, **kept, **variables, **{key: str(each) for key, each in place.items()}}
 
 
 def inherited_descriptors(environment: Mapping[str, str] = os.environ) -> tuple[int, ...]:

@@ -283,10 +283,11 @@ class Agent:
     def relay(self, stream: Any) -> None:
         """Pass on what the child has printed."""
         assert self.child is not None
+        is_error = stream is self.child.streams[1]
         lines, is_open = self.child.read(stream)
         for rank, text in lines:
             number = self.first_rank if rank is None else rank
-            self.channel.send("line", rank=number, text=printable(text))
+            self.channel.send("line", rank=number, text=printable(text), error=is_error)
         if not is_open:
             self.selector.unregister(stream)
 

@@ -41,6 +41,8 @@ LEAVING_SECONDS = 5.0
 """An agent that leaves tries no longer to remove its folder."""
 RESULTS = ("run.json",)
 LOGS = ("metrics.jsonl",)
+OF_RANKS = ("events.jsonl", "output.log", "exit.json")
+"""What every rank has of its own: of a training its events, of a script what it printed."""
 
 
 def kept_folders(cache: Path, run: str) -> list[Path]:
@@ -95,7 +97,7 @@ class Bringing:
         """Its ranks write what all share; the others' copies of that are older, and stay."""
         self.failed = False
         """The launcher could not take something, and time was up."""
-        self._events = [f"rank-{rank}/events.jsonl" for rank in ranks]
+        self._events = [f"rank-{rank}/{name}" for rank in ranks for name in OF_RANKS]
         self._finishing = False
         self._has: dict[str, tuple[int, int]] = {}
         """Inode and bytes of every file that the launcher has."""

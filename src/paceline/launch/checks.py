@@ -36,7 +36,8 @@ def facts(wanted: dict[str, Any]) -> dict[str, Any]:
     """What this host is, as far as hosts must agree on it."""
     import psutil
 
-    from paceline.local.cores import usable_cores, visible_cores
+    from paceline.launch.scripts.counting import cuda_devices
+    from paceline.local.cores import physical_cores, usable_cores, visible_cores
 
     return {
         "host": platform.node(),
@@ -44,6 +45,8 @@ def facts(wanted: dict[str, Any]) -> dict[str, Any]:
         "mpi": mpi_library(),
         "cores": len(visible_cores()),
         "usable": usable_cores(),
+        "physical": len(physical_cores(visible_cores())),
+        "devices": cuda_devices(),
         "memory_mb": round(psutil.virtual_memory().total / 1e6),
         "time": time.time(),
         "data": data_fingerprint(wanted),

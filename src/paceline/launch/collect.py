@@ -29,7 +29,9 @@ IDENTITY = ".id"
 AWAY = ".away.json"
 """File in the run directory while a host keeps what may be newer than what is here."""
 _STEP = re.compile(r"step-\d{8,}")
-_LOG = re.compile(r"metrics\.jsonl|rank-\d+/events\.jsonl|tensorboard/events\.[\w.\-]+")
+_LOG = re.compile(
+    r"metrics\.jsonl|rank-\d+/(events\.jsonl|output\.log|exit\.json)|tensorboard/events\.[\w.\-]+"
+)
 _UNIT = re.compile(r"metrics\.jsonl|run\.json|checkpoints/step-\d{8,}")
 _NAME = re.compile(r"|\w[\w\-]*(\.\w[\w\-]*)*")
 _LOG_FIELDS = {"log": ONE_LINE, "at": int, "data": str, "sum": ONE_LINE}

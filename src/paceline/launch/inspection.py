@@ -29,6 +29,7 @@ LONGEST_ANSWER = 2**20
 """Bytes of a line that a host prints; a longer one is no answer of ours."""
 FACTS = {
     "host": ONE_LINE, "versions": {"*": ONE_LINE}, "mpi?": ONE_LINE, "cores": int, "usable": int,
+    "physical": int, "devices": int,
     "memory_mb": int, "time": float, "data": ONE_LINE, "sources": {"*": ONE_LINE}, "port": int,
     "free_port": int,
 }  # fmt: skip

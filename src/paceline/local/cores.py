@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+_TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def visible_cores() -> tuple[int, ...]:
@@ -14,6 +15,29 @@ def visible_cores() -> tuple[int, ...]:
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
+
+
+def physical_cores(cores: tuple[int, ...], root: Path = _TOPOLOGY) -> tuple[tuple[int, ...], ...]:
+    """The cores by physical core: hardware threads together, one socket after the other."""
+    found: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    for core in cores:
+        place = root / f"cpu{core}" / "topology"
+        try:
+            package = int((place / "physical_package_id").read_text())
+            siblings = _listed((place / "thread_siblings_list").read_text())
+        except (OSError, ValueError):
+            package, siblings = 0, (core,)
+        found.setdefault((package, siblings), []).append(core)
+    return tuple(tuple(found[key]) for key in sorted(found))
+
+
+def _listed(text: str) -> tuple[int, ...]:
+    """Numbers as the kernel lists them: "0-1,8"."""
+    found: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return tuple(found)
 
 
 def quota_cores(root: Path = _CGROUP, membership: Path = Path("/proc/self/cgroup")) -> float | None:

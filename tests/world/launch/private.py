@@ -12,11 +12,12 @@ import sys
 from paceline import cli
 from paceline.commands import spread
 from paceline.launch.joining import welcome_fields
+from paceline.launch.scripts import on_hosts
 from paceline.launch.session import Session
 from paceline.schema.hosts import Place
 
 
-class PrivateSession(Session):
+class Private(Session):
     """Hosts that share no files."""
 
     def welcome(self, place: Place) -> None:
@@ -24,6 +25,15 @@ class PrivateSession(Session):
         self.control.send(place.node, "welcome", **fields)
 
 
+class PrivateSession(Private):
+    """Of a training."""
+
+
+class PrivateScript(Private, on_hosts.ScriptSession):
+    """Of a script."""
+
+
 if __name__ == "__main__":
     spread.Session = PrivateSession  # type: ignore[misc]
+    on_hosts.ScriptSession = PrivateScript  # type: ignore[misc]
     cli.main(sys.argv[1:])

@@ -192,3 +192,39 @@ def test_a_host_that_is_switched_off_costs_nothing_that_has_come(real: RealSsh) 
 def test_every_engine_goes_by_it(real: RealSsh, engine: str) -> None:
     assert f"2 nodes by {engine}" in real.train(engine, *asked(1))
     assert real.epochs() == [1]
+
+
+def test_a_script_runs_on_both(real: RealSsh) -> None:
+    """b has the script but not the run: its log comes back. Without the script it is refused."""
+    path = f"{real.ssh.parent}:/usr/local/bin:/usr/bin:/bin"
+    variables = {"PATH": path, "PACELINE_CACHE": str(real.folder / "cache")}
+    odd = Path(__file__).parent / "odd_ranks.py"
+
+    def run(script: Path, mode: str) -> tuple[int, str]:
+        words = ["run", "--hosts", str(real.hosts), "--nproc", "1", "--run", str(real.run)]
+        done = real.lab.run(
+            [sys.executable, "-m", "paceline.cli", *words, str(script), mode],
+            on="a",
+            env=variables,
+            capture_output=True,
+            timeout=600,
+        )
+        return done.returncode, done.stdout.decode() + done.stderr.decode()
+
+    hidden = real.runs / "odd_ranks.py"  # a folder that b sees empty
+    shutil.copy(odd, hidden)
+    code, said = run(hidden, "tell")
+    assert code == 2, said
+    assert f"host b does not have {hidden}: copy it there, at the same path" in said
+    assert not real.run.exists()
+    code, said = run(odd, "tell")
+    assert code == 0, said + real.server_said()
+    assert "[b rank 0] {" in said
+    assert "[a rank 1] {" in said
+    rank = json.loads((real.run / "rank-0" / "output.log").read_text())["variables"]
+    assert rank["MASTER_ADDR"] == real.lab.addresses["b"]
+    assert rank["GLOO_SOCKET_IFNAME"] not in ("", "lo")
+    shutil.rmtree(real.run)
+    code, said = run(odd, "kill")
+    assert code == 137, said
+    assert "a rank 1 failed first: it was killed by SIGKILL" in said
