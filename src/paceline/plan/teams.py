@@ -201,15 +201,14 @@ def options_over(
     `split`: for teams whose layers can be split, which, and the bytes that are then sent. `rounds`:
     whether bf16 is worth a trial where it is allowed.
     """
-    allowed = (*config.numerics.allow, config.numerics.precision)
+    allowed = {config.numerics.precision, *(config.numerics.allow if rounds else ())}
     split_bytes = {members: sent for members, (_, sent) in split.items()}
     found = []
     for way in ways(config, everyone, seen.speeds, splittable=tuple(split), writers=writers):
         usual = seconds_of_way(way, seen, everyone.batch_size, split_bytes)
         setup = setup_of_way(way, seen, everyone.batch_size, split_bytes)
         for precision, memory_format in variants(config.numerics, images=images):
-            chosen = precision == config.numerics.precision
-            if precision == "bf16" and not chosen and not (rounds and precision in allowed):
+            if precision == "bf16" and precision not in allowed:
                 continue
             factors = {way.name: seen.measured.get(way.name, usual)}
             words = [way.name]
