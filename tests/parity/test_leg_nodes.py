@@ -143,7 +143,7 @@ def test_a_plan_that_fails_costs_its_leg(alone, tmp_path: Path) -> None:
     """A model that one node cannot build, and one whose batches cannot be divided."""
     series = [LegsRun(2, paced(name)) for name in ("elsewhere_missing", "centred")]
     paths = train_legs_over_nodes(tmp_path, series)
-    for run, path, word in zip(series, paths, ("no such file", "whole batch"), strict=True):
+    for run, path, word in zip(series, paths, ("no such file", "rest of the batch"), strict=True):
         legs = read_legs(path / "legs.jsonl")
         failed = [each for each in legs if each.ended]
         assert len(failed) == 1, [(each.name, each.ended) for each in legs]
