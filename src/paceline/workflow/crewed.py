@@ -18,10 +18,11 @@ from paceline.plan.teams import (
     options_over,
     plan_of_way,
     seconds_of_way,
+    teams,
 )
 from paceline.schema import Plan
 from paceline.schema.legs import Leg
-from paceline.workflow.nodes import FEWEST_TIMED, Node, probe
+from paceline.workflow.nodes import BEGINS_TOGETHER, FEWEST_TIMED, Node, probe
 from paceline.workflow.partitioning import partitioned
 from paceline.workflow.runners import Home, Went
 from paceline.workflow.together import Together
@@ -39,11 +40,14 @@ class Crewed:
         self.node, self.home, self.everyone, self.writers = node, home, everyone, writers
         self._timed: set[int] = set()
         """Nodes whose speed was measured, alone or in a leg."""
+        self._said: dict[int, float] = {}
+        """What nodes have said of their speed; 0 where they could not tell."""
         self._given: set[str] = set()
         """Plans whose shares come from a training before."""
         self._entries: dict[str, Entry] = {}
         self.plans: dict[str, Plan] = {}
-        self._split: dict[tuple[int, ...], tuple[tuple[str, ...], float]] | None = None
+        self._split: dict[tuple[int, ...], tuple[tuple[str, ...], float]] = {}
+        self._looked: set[tuple[int, ...]] = set()
         self._runners = 0
         count = len(everyone.nodes)
         size, seconds = probe(node.network)
@@ -57,6 +61,9 @@ class Crewed:
             setup=0.0,  # until the first plan is built
         )
         self.options: list[Option] = []
+        if home.config.exchange.partition == "manual":
+            # Layers that cannot be split are a mistake, which is said before anything is trained.
+            self._look_at(tuple(range(count)))
         self.refresh()
 
     @property
@@ -82,10 +89,10 @@ class Crewed:
         images = len(self.home.parts.dataset.sample_shape) == 3
         found = options_over(
             self.home.config,
-            self.everyone,
+            self._present,
             self.seen,
             images=images,
-            split=self._split or {},
+            split=self._split,
             writers=self.writers,
             rounds=self.home.config.train.device == "cuda" or has_bf16(),
         )
@@ -94,7 +101,7 @@ class Crewed:
             options.append(option)
             self._entries[option.name] = (way, numerics)
             if way.name not in self.seen.measured and option.name not in self._given:
-                layers = (self._split or {}).get(way.members, ((), 0.0))[0]
+                layers = self._split.get(way.members, ((), 0.0))[0]
                 self.plans[option.name] = plan_of_way(
                     self.everyone, way, numerics, speeds=self._fair_speeds, layers=layers
                 )
@@ -115,33 +122,49 @@ class Crewed:
         return dataclasses.replace(plan, precision=precision, memory_format=memory_format)
 
     def _hear_speeds(self) -> None:
-        """What nodes have found out of themselves, once the first node's own speed is known."""
+        """Who has found out its own speed, and that, once the first node's is known too."""
+        for number in range(1, len(self.everyone.nodes)):
+            if number not in self._said and number not in self._timed:
+                said = self.node.crew.said_by(number, "speed")
+                if said is not None:
+                    self._said[number] = float(said)
         if 0 not in self._timed:
             return
         speeds = list(self.seen.speeds)
-        for number in range(1, len(speeds)):
-            if number not in self._timed and (said := self.node.crew.said_by(number, "speed")):
-                speeds[number] = float(said)
+        for number, said in self._said.items():
+            if said > 0 and number not in self._timed:
+                speeds[number] = said
                 self._timed.add(number)
         self.seen = dataclasses.replace(self.seen, speeds=tuple(speeds))
 
+    @property
+    def _present(self) -> Plan:
+        """All nodes, those without a share that are not ready yet."""
+        ready = {0, *self._timed, *self._said}
+        together = self.node.crew.said_by(0, BEGINS_TOGETHER) is not None
+        nodes = [
+            node if together or number in ready else dataclasses.replace(node, share=0.0)
+            for number, node in enumerate(self.everyone.nodes)
+        ]
+        return dataclasses.replace(self.everyone, nodes=tuple(nodes))
+
     def look_at_layers(self) -> None:
-        """Find out once which layers of each team could be split, and what that would send."""
-        if self._split is not None:
+        """Find out once for each team which layers could be split, and what that would send."""
+        if self.home.config.exchange.partition == "none":
             return
-        self._split = {}
-        config = self.home.config
-        if config.exchange.partition == "none":
-            return
-        teams = {way.members: way for way, _ in self._entries.values() if len(way.members) > 1}
-        for members, way in teams.items():
-            whole = plan_of_way(
-                self.everyone, way, ("fp32", "contiguous"), speeds=self._fair_speeds
-            )
-            split = partitioned(config, whole, self.home.parts)
-            if split.feature_layers:
-                sent = split.predicted["bytes_per_update"]
-                self._split[members] = (split.feature_layers, sent)
+        shares = [node.share for node in self._present.nodes]
+        for members in teams(self.seen.speeds, shares, self.writers):
+            if len(members) > 1 and members not in self._looked:
+                self._look_at(members)
+
+    def _look_at(self, members: tuple[int, ...]) -> None:
+        self._looked.add(members)
+        numerics: tuple[Precision, MemoryFormat] = ("fp32", "contiguous")
+        whole = plan_of_way(self.everyone, Way(members=members), numerics, speeds=self._fair_speeds)
+        split = partitioned(self.home.config, whole, self.home.parts)
+        if split.feature_layers:
+            sent = split.predicted["bytes_per_update"]
+            self._split[members] = (split.feature_layers, sent)
 
     def first_runner(self, wanted: Plan | None) -> tuple[str, Together]:
         """What is wanted, where these nodes can train it; else the simplest."""
@@ -255,6 +278,6 @@ class Crewed:
 
     def expected_without_trial(self, way: Way) -> float:
         """Seconds of an update of a way: as timed, or as it is expected."""
-        split_bytes = {members: sent for members, (_, sent) in (self._split or {}).items()}
+        split_bytes = {members: sent for members, (_, sent) in self._split.items()}
         usual = seconds_of_way(way, self.seen, self.batch, split_bytes)
         return self.seen.measured.get(way.name, usual)

@@ -26,7 +26,7 @@ from paceline.workflow.alone import legs_before
 from paceline.workflow.crewed import Crewed
 from paceline.workflow.hosts_training import HostsTraining
 from paceline.workflow.legs import LegsRequest
-from paceline.workflow.nodes import Node, follow, joined
+from paceline.workflow.nodes import BEGINS_TOGETHER, Node, follow, joined
 from paceline.workflow.runners import Began, Home
 from paceline.workflow.together import Together, dismiss
 
@@ -172,11 +172,13 @@ def _part_of(everyone: Plan, node: int) -> Plan:
 def _lead(begun: _Begun, node: Node, home: Home) -> Outcome:
     """The training, from its first leg to its last."""
     order = begun.order
-    crewed = Crewed(node, home, begun.everyone, order.writers or (0,))
     place = _lesson_place(begun)
     lesson = (None if order.again else kept(Lesson, place)) or Lesson()
     past = order.goes_on or (order.script[0].plan if order.script else lesson.plan)
     wanted = past or order.start
+    if order.script or (wanted is not None and len(wanted.nodes) > 1):
+        node.crew.say(BEGINS_TOGETHER, True)  # before all meet to look at the network
+    crewed = Crewed(node, home, begun.everyone, order.writers or (0,))
     building = time.perf_counter()
     name, runner = crewed.first_runner(wanted)
     built = time.perf_counter() - building

@@ -36,6 +36,8 @@ from paceline.train.signals import StopSignals
 from paceline.train.watching import heard
 from paceline.workflow.runners import Went
 
+BEGINS_TOGETHER = "begins together"
+"""What the first node says where it knows what to begin with: nobody needs to time anything."""
 FEWEST_TIMED = 3
 """Updates that tell the speeds of nodes at the end of a leg."""
 PROBE_SECONDS = 0.1
@@ -305,9 +307,9 @@ def follow(node: Node, alone: Plan) -> int:
         node.request_stop,
     )
     with node.signals.installed():
-        # Legs show in time what is wrong here; a speed is only a head start.
-        with contextlib.suppress(Exception), node.recorder.span("stand_by"):
-            node.crew.say("speed", node.time_alone(alone))
+        if node.crew.said_by(0, BEGINS_TOGETHER) is None:
+            with node.recorder.span("stand_by"):
+                _tell_speed(node, alone)
         while True:
             with node.recorder.span("stand_by"):
                 node.board.enter("stand by")
@@ -325,6 +327,15 @@ def follow(node: Node, alone: Plan) -> int:
                 node.crew.answer(refused=str(error), kind=type(error).__name__)
             else:
                 node.crew.answer(did=did | {"received": node.signals.received})
+
+
+def _tell_speed(node: Node, alone: Plan) -> None:
+    """Say how fast this node is by itself; until then the first node counts on nothing from it."""
+    speed: float | None = None
+    # Legs show in time what is wrong here, and say it.
+    with contextlib.suppress(Exception):
+        speed = node.time_alone(alone)
+    node.crew.say("speed", speed or 0.0)
 
 
 def _enter(node: Node, number: int, plan: Any, members: list[int]) -> dict[str, Any]:
