@@ -43,7 +43,7 @@ TO_LAUNCHER: tuple[dict[str, Any], ...] = (
         "kind": "ready", "shared": True, "cores": [0, 1], "usable": 2, "folder": "/tmp/x",
         "kept": {"folder": "/tmp/y", "update": 4},
     },
-    {"kind": "race", "race": {"batch_size": 16, "candidates": []}},
+    {"kind": "measure", "measure": {"format": 1, "hosts": []}},
     {"kind": "measure", "measure": {"hosts": []}},
     {"kind": "port", "port": 29500},
     {"kind": "end", "code": 0},
@@ -62,7 +62,7 @@ TO_AGENT: tuple[dict[str, Any], ...] = (
     {"kind": "carried", "taken": True},
     {"kind": "bring", "folder": "cache/runs/x"},
     {"kind": "forget", "update": 4},
-    {"kind": "race", "batch": 16, "again": False},
+    {"kind": "measure", "again": False},
     {"kind": "measure", "again": False},
     {
         "kind": "links", "names": ["a", "b"], "address": "127.0.0.1", "port": 1, "backend": "gloo",
@@ -218,7 +218,7 @@ def _session(random: Random, folder: Path) -> None:
         run=RunDirectory(run),
         hosts=find_hosts("localhost"),
         config='name = "x"\n',
-        plan=lambda session: Plan(),
+        plan=lambda session: (Plan(), None),
         say=shown.append,
         show=shown.append,
     )

@@ -80,7 +80,7 @@ def test_agents_measure_links_and_are_let_go(tmp_path: Path) -> None:
         run=RunDirectory(tmp_path),
         hosts=hosts,
         config='name = "test"\n',
-        plan=lambda session: Plan(),
+        plan=lambda session: (Plan(), None),
         say=lambda text: None,
         show=lambda text: None,
         start_seconds=60.0,

@@ -9,7 +9,9 @@ import dataclasses
 import platform
 import secrets
 import tempfile
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +21,10 @@ from paceline.errors import PacelineError, ProofError, UserError
 from paceline.launch.meeting import Meeting, open_meeting
 from paceline.local.cores import divide_cores, pin, usable_cores, visible_cores
 from paceline.plan import refuse_options_without_strategy
-from paceline.plan.together import NodeSite, plan_as_asked, plan_from_races, race_batches
+from paceline.plan.together import NodeSite, first_plan, trains_in_legs
 from paceline.run import RunDirectory
-from paceline.schema import Config, Plan, Race, RankContext, decode, encode, write_json
+from paceline.schema import Config, Plan, RankContext, decode, encode, write_json
+from paceline.schema.legs import LegsOrder
 from paceline.secure.sealing import new_secret
 from paceline.workflow.partitioning import partitioned
 from paceline.workflow.training import Result, counted_from_enter, earlier_seconds, summary_of
@@ -73,8 +76,7 @@ def _meet(meeting: Meeting, begin: Callable[[], Start]) -> Result | None:
 
 def _work(meeting: Meeting, start: Start | None, opening: dict[str, Any]) -> Result | None:
     config = decode(Config, opening["config"])
-    site = _own_site(meeting)
-    plan = _plan(meeting, start, config, site, opening)
+    plan, legs = _plan(meeting, config, _own_site(meeting), opening)
     address, port = meeting.rendezvous()
     several = any(node.ranks > 1 for node in plan.nodes)
     context = RankContext(
@@ -86,20 +88,46 @@ def _work(meeting: Meeting, start: Start | None, opening: dict[str, Any]) -> Res
         backend="gloo" if several else meeting.backend,
         secret=opening["secret"],
     )
-    return _train(meeting, start, config, plan, context, opening)
+    return _train(meeting, start, config, plan, _Way(context, legs), opening)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How a process trains: its place, and what leads it if that is done in legs."""
+
+    context: RankContext
+    legs: LegsOrder | None
+
+    def run(self, run: RunDirectory, *, silent: bool) -> int:
+        if self.legs is not None:
+            from paceline.workflow.hosts import run_legs
+
+            return run_legs(run, self.context, self.legs, silent=silent)
+        from paceline.launch.node import run_node
+
+        return run_node(run, self.context, silent=silent)
 
 
 def _opening(start: Start) -> dict[str, Any]:
     if start.plan is None and start.config.local.strategy == "auto":
         refuse_options_without_strategy(start.config.local)
+    fixed = start.fixed or not start.run.legs.exists()
     marker = secrets.token_hex(16)
     (start.run.path / MARKER).write_text(marker)
     return {
         "config": encode(start.config),
         "run": str(start.run.path.resolve()),
         "marker": marker,
-        "plan": encode(start.plan) if start.plan is not None else None,
-        "again": start.again,
+        "plan": encode(start.plan) if start.plan is not None and fixed else None,
+        "legs": encode(
+            LegsOrder(
+                goes_on=start.plan,
+                script=tuple(start.script),
+                verbose=start.verbose,
+                again=start.again,
+                elapsed=time.perf_counter() - start.began,
+            )
+        ),
         "secret": new_secret(),
     }
 
@@ -118,9 +146,9 @@ def _own_site(meeting: Meeting) -> NodeSite:
 
 
 def _plan(
-    meeting: Meeting, start: Start | None, config: Config, site: NodeSite, opening: dict[str, Any]
-) -> Plan:
-    """The same plan on every process."""
+    meeting: Meeting, config: Config, site: NodeSite, opening: dict[str, Any]
+) -> tuple[Plan, LegsOrder | None]:
+    """The same plan on every process, and what leads them if it may change on the way."""
     sites = [decode(NodeSite, each) for each in meeting.gather(encode(site))]
     if opening["plan"] is not None:
         plan = decode(Plan, opening["plan"])
@@ -128,22 +156,22 @@ def _plan(
             raise UserError(
                 f"the plan has {len(plan.nodes)} nodes, but {meeting.size} processes were started"
             )
-        return plan
-    if config.local.strategy != "auto":
-        asked = plan_as_asked(config, sites, elementwise=":" not in config.optimizer.name)
-        return _split(meeting, config, asked)
-    from paceline import api
-
-    batch = race_batches(config, sites)[meeting.rank]
-    work = dataclasses.replace(config.workload, batch_size=batch, batch_per_worker=None)
-    mine, _ = api.race(
-        dataclasses.replace(config, workload=work), again=opening["again"], quiet=True
+        return plan, None
+    plan = first_plan(config, sites, elementwise=":" not in config.optimizer.name)
+    sees = meeting.gather(_sees_run(opening))
+    legs = dataclasses.replace(
+        decode(LegsOrder, opening["legs"]),
+        writers=tuple(rank for rank, each in enumerate(sees) if each),
     )
-    races = {rank: decode(Race, each) for rank, each in enumerate(meeting.gather(encode(mine)))}
-    if start is not None:
-        for rank, race in races.items():
-            write_json(start.run.path / f"race-{sites[rank].host}-{rank}.json", race)
-    return _split(meeting, config, plan_from_races(config, sites, races))
+    if legs.script or trains_in_legs(config, plan):
+        return plan, legs
+    return _split(meeting, config, plan), None
+
+
+def _sees_run(opening: dict[str, Any]) -> bool:
+    """Whether the first process's run directory is here too."""
+    marker = Path(opening["run"]) / MARKER
+    return marker.is_file() and marker.read_text() == opening["marker"]
 
 
 def _split(meeting: Meeting, config: Config, plan: Plan) -> Plan:
@@ -168,32 +196,28 @@ def _train(
     start: Start | None,
     config: Config,
     plan: Plan,
-    context: RankContext,
+    way: _Way,
     opening: dict[str, Any],
 ) -> Result | None:
-    from paceline.launch.node import run_node
-
     if start is not None:
         write_json(start.run.plan, plan)
-        start.say(f"{meeting.size} nodes, over {context.backend}")
+        start.say(f"{meeting.size} nodes, over {way.context.backend}")
         meeting.share(True)
         meeting.close()
         earlier = earlier_seconds(start.run)
-        code = run_node(RunDirectory(start.run.path.resolve()), context, silent=start.silent)
+        code = way.run(RunDirectory(start.run.path.resolve()), silent=start.silent)
         result = Result(run=start.run.path, summary=summary_of(start.run), exit_code=code)
         return counted_from_enter(start, result, earlier=earlier)
     meeting.share()
     meeting.close()
-    path = Path(opening["run"])
-    marker = path / MARKER
-    if marker.is_file() and marker.read_text() == opening["marker"]:
-        run_node(RunDirectory(path), context, silent=True)
+    if _sees_run(opening):
+        way.run(RunDirectory(Path(opening["run"])), silent=True)
         return None
     with tempfile.TemporaryDirectory(prefix="paceline-node-") as folder:
         run = RunDirectory(Path(folder))
         run.config.write_text(dump_config(config))
         write_json(run.plan, plan)
-        run_node(run, context, silent=True)
+        way.run(run, silent=True)
     return None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from paceline.config import dump_config
 from paceline.config.cache import keep, kept, key_of, place_of
@@ -19,7 +19,6 @@ from paceline.schema.machines import AllReduceCurve, Host, Link, Machines
 if TYPE_CHECKING:
     from paceline.api import HostsRequest
     from paceline.launch.session import Session
-    from paceline.schema import Plan
     from paceline.schema.hosts import Hosts, Place
 
 _VERSION = 2
@@ -110,7 +109,7 @@ def measure_hosts(
     return found[0], False
 
 
-def _no_plan(session: Session) -> Plan:
+def _no_plan(session: Session) -> NoReturn:
     raise AssertionError("a visit trains nothing")
 
 

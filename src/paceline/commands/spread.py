@@ -1,24 +1,28 @@
-"""The chain of stages over several machines: check, start, race, plan, train.
+"""The chain of stages over several machines: check, start, plan, train.
 
 A part of `api`, kept apart for its length and because one machine needs none of it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import time
 from typing import TYPE_CHECKING, Any
 
 from paceline.commands.calibration import calibration
 from paceline.commands.machines import kept_machines, place_name
+from paceline.commands.plan import plan_machines
 from paceline.config import dump_config
-from paceline.errors import ConfigError, UnsupportedError, UserError
+from paceline.errors import ConfigError, StrategyError, UnsupportedError, UserError
 from paceline.launch.engines import Engine, engine_class
 from paceline.launch.inspection import Inspection, check_hosts
 from paceline.launch.session import Order, Session
 from paceline.plan import refuse_options_without_strategy
 from paceline.plan.foresee import foresee
-from paceline.plan.together import NodeSite, plan_as_asked, plan_from_races, race_batches
-from paceline.schema import Plan, write_json
+from paceline.plan.together import NodeSite, first_plan, trains_in_legs
+from paceline.schema import Plan
+from paceline.schema.legs import LegsOrder
 from paceline.schema.support import check_support
 from paceline.workflow.partitioning import partitioned
 
@@ -32,7 +36,8 @@ def train_on_hosts(start: Start) -> int:
     """Train on the hosts of `start`; the exit code of the first node."""
     request = start.hosts
     assert request is not None
-    if start.plan is not None:
+    fixed = start.plan is not None and (start.fixed or not start.run.legs.exists())
+    if start.plan is not None and fixed:
         hosts = hosts_of_plan(request.hosts, start.plan)
         used = {host.name for host in hosts.host}
         if left := [host.name for host in request.hosts.host if host.name not in used]:
@@ -60,7 +65,7 @@ def train_on_hosts(start: Start) -> int:
         run=start.run,
         hosts=request.hosts,
         config=dump_config(start.config),
-        plan=lambda session: plan_nodes(start, session),
+        plan=lambda session: plan_nodes(start, session, fixed=fixed),
         continues=not start.run.is_new,
         silent=start.silent,
         say=start.say,
@@ -122,32 +127,48 @@ def reach(hosts: tuple[Host, ...], found: Inspection | None) -> dict[str, Any]:
     }
 
 
-def plan_nodes(start: Start, session: Session) -> Plan:
-    """The plan for the agents that have come, if it is one that can be followed."""
-    plan = _plan_nodes(start, session)
-    check_support(plan, start.config.exchange, session.engine.backend)
-    return plan
+def plan_nodes(start: Start, session: Session, *, fixed: bool) -> tuple[Plan, LegsOrder | None]:
+    """The plan for the agents that have come, and what leads them if it may change on the way.
 
-
-def _plan_nodes(start: Start, session: Session) -> Plan:
-    """As stored, as asked, or as the races of the agents find."""
+    `fixed`: what `start` has was asked for by name.
+    """
+    config = start.config
     sites = [site_of(session, node) for node in range(len(session.places))]
-    config, run = start.config, start.run
-    if start.plan is not None:
-        return foreseen(config, session, _stored_plan(start.plan, sites))
-    if config.local.strategy != "auto":
-        asked = plan_as_asked(config, sites, elementwise=":" not in config.optimizer.name)
-        return foreseen(config, session, _settled(config, asked))
-    start.say("each host races for its fastest way to train")
-    races = session.race(race_batches(config, sites), again=start.again)
-    for node, race in races.items():
-        place = session.places[node]
-        suffix = f"-{place.slot}" if place.host.slots > 1 else ""
-        write_json(run.path / f"race-{place.host.name}{suffix}.json", race)
-        for warning in race.warnings:
-            start.say(f"warning: host {place.host.name}: {warning}")
-        start.say(f"race on {place.host.name}{suffix}: {race.decision}")
-    return foreseen(config, session, _settled(config, plan_from_races(config, sites, races)))
+    if start.plan is not None and fixed:
+        plan = foreseen(config, session, _stored_plan(start.plan, sites))
+    else:
+        plan = first_plan(config, sites, elementwise=":" not in config.optimizer.name)
+        if start.script or trains_in_legs(config, plan):
+            check_support(plan, config.exchange, session.engine.backend)
+            return plan, _legs_order(start, session)
+        plan = foreseen(config, session, _settled(config, plan))
+    check_support(plan, config.exchange, session.engine.backend)
+    return plan, None
+
+
+def _writers(session: Session) -> tuple[int, ...]:
+    """Nodes that can write where the first one does."""
+    if not session.ready[0]["shared"]:
+        return (0,)
+    return tuple(node for node, ready in sorted(session.ready.items()) if ready["shared"])
+
+
+def _legs_order(start: Start, session: Session) -> LegsOrder:
+    """What the first node must know of what was asked for."""
+    modelled = None
+    machines = kept_machines(start.config, session.order.hosts)
+    if machines is not None:
+        with contextlib.suppress(ConfigError, UnsupportedError, StrategyError):
+            modelled = plan_machines(start.config, machines)[0]
+    return LegsOrder(
+        goes_on=start.plan,
+        start=modelled,
+        writers=_writers(session),
+        script=tuple(start.script),
+        verbose=start.verbose,
+        again=start.again,
+        elapsed=time.perf_counter() - start.began,
+    )
 
 
 def _settled(config: Config, plan: Plan) -> Plan:

@@ -114,7 +114,7 @@ def command(
         )
         if chosen is None and config is not None and not again:
             chosen = api.plan_beside(config, settings)
-            script = api.legs_beside(config) if chosen is not None and hosts is None else []
+            script = api.legs_beside(config) if chosen is not None else []
         return api.Start(
             config=settings,
             run=directory,

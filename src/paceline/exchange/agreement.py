@@ -70,16 +70,26 @@ def _broadcast(network: Network, group: Sequence[torch.Tensor], name: str) -> No
 
 
 def agree_on_model(network: Network, model: nn.Module) -> None:
-    """Give every node the first node's weights and buffers; refuse models that differ."""
-    own = torch.tensor(list(bytes.fromhex(model_digest(model))), dtype=torch.uint8)
+    """Give every node the first node's weights and buffers; refuse models that differ.
+
+    What a seed has made alike everywhere does not travel.
+    """
+    held = (*model.parameters(), *model.buffers())
+    content = hashlib.sha256()
+    for tensor in held:
+        content.update(as_bytes(tensor).numpy().data)
+    parts = [bytes.fromhex(model_digest(model)), content.digest()]
+    own = torch.tensor(list(b"".join(parts)), dtype=torch.uint8)
     first = own.clone()
     network.broadcast(first, 0, "the model's description")
-    flags = [0.0] * network.size
-    flags[network.rank] = float(not torch.equal(own, first))
+    flags = [0.0] * (2 * network.size)
+    flags[network.rank] = float(not torch.equal(own[: len(parts[0])], first[: len(parts[0])]))
+    flags[network.size + network.rank] = float(not torch.equal(own, first))
     flags = network.total(flags, "the model's description")
-    if others := [host for host, flag in zip(network.hosts, flags, strict=True) if flag]:
+    if others := [host for host, flag in zip(network.hosts, flags, strict=False) if flag]:
         raise UnsupportedError(other_model(others, network.hosts[0]))
-    broadcast_tensors(network, (*model.parameters(), *model.buffers()), "the first weights")
+    if any(flags):
+        broadcast_tensors(network, held, "the first weights")
 
 
 def other_model(hosts: Sequence[str], first: str) -> str:
@@ -101,7 +111,8 @@ def agree_on_files(network: Network, folder: Path | None, into: Path) -> Path | 
     where the first node has none. All nodes call it.
     """
     own = None if folder is None else _described(folder)
-    note = _broadcast_json(network, own)
+    said = broadcast_text(network, json.dumps(own), "the checkpoint's description")
+    note = read_description(said.encode())
     flags = [0.0] * network.size
     flags[network.rank] = float(own != note)
     if not any(network.total(flags, "the checkpoint's description")):
@@ -125,15 +136,17 @@ def _described(folder: Path) -> dict[str, Any]:
     return {"name": folder.name, "files": found}
 
 
-def _broadcast_json(network: Network, value: Any) -> Any:
-    text = json.dumps(value).encode()
-    length = torch.tensor([len(text)])
-    network.broadcast(length, 0, "the checkpoint's description")
-    data = torch.zeros(int(length), dtype=torch.uint8)
-    if network.rank == 0:
-        data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-    network.broadcast(data, 0, "the checkpoint's description")
-    return read_description(bytes(data.tolist()))
+def broadcast_text(network: Network, text: str, name: str) -> str:
+    """The first node's text, on every node; all nodes call it."""
+    held = text.encode() if network.rank == 0 else b""
+    length = torch.tensor([len(held)], dtype=torch.int64)
+    network.broadcast(length, 0, name)
+    if not int(length):
+        return ""
+    room = bytearray(held if network.rank == 0 else int(length))
+    content = torch.frombuffer(room, dtype=torch.uint8)
+    network.broadcast(content, 0, name)
+    return content.numpy().tobytes().decode()
 
 
 def read_description(text: bytes) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from paceline.errors import ConfigError
 from paceline.exchange.network import Network
@@ -35,6 +35,27 @@ def open_network(context: RankContext, hosts: Sequence[str], *, deadline: float)
     return Network(group, hosts, backend=context.backend, store=store)
 
 
+def open_part(
+    context: RankContext, network: Network, members: Sequence[int], name: str, *, deadline: float
+) -> Network:
+    """A network of some of the nodes of another, with connections of its own.
+
+    Those nodes call it, and nobody else; `name` is one that no other part had. What breaks it
+    leaves the whole network as it was.
+    """
+    hosts = [network.hosts[member] for member in members]
+    place = list(members).index(network.rank)
+    if network.backend == "mpi4py":
+        from paceline.backends.mpi import open_part as open_mpi_part
+
+        group = open_mpi_part(members, place, name, deadline)
+        return Network(group, hosts, backend=network.backend)
+    store = network.store("parts")
+    timeout = datetime.timedelta(seconds=deadline)
+    group, _ = gloo_group(name, store, context, timeout, members=(place, len(members)))
+    return Network(group, hosts, backend=network.backend)
+
+
 def open_store(context: RankContext, *, deadline: float, serves: bool | None = None) -> SecureStore:
     """The place where leaders find each other; the first node serves it, unless told not to.
 
@@ -54,18 +75,22 @@ def open_store(context: RankContext, *, deadline: float, serves: bool | None = N
     )
 
 
-def open_watch_store(context: RankContext, *, deadline: float) -> SecureStore:
+def open_watch_store(
+    context: RankContext, *, deadline: float, serves: bool | None = None
+) -> SecureStore:
     """A connection of its own to a store that all ranks reach, beside the network.
 
-    Over Gloo it is the store where leaders met. Over MPI there was none: the first rank opens it.
+    Over Gloo it is the store where leaders met. Over MPI there was none: the first rank opens it,
+    unless it is told that somebody has.
     """
-    serves = context.backend == "mpi4py" and context.is_first
+    if serves is None:
+        serves = context.backend == "mpi4py" and context.is_first
     return open_store(context, deadline=deadline, serves=serves)
 
 
 def gloo_group(
     name: str,
-    store: SecureStore,
+    store: Store,
     context: RankContext,
     timeout: datetime.timedelta,
     members: tuple[int, int] = (0, 0),

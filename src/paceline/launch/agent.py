@@ -50,7 +50,7 @@ MARKER = ".launch"
 """File in the run directory by which an agent sees that it is the launcher's own."""
 _QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Torch warns of every host that has a number but no name; what fails raises anyway."""
-_ANSWERS = {"race": "the race", "measure": "measuring", "links": "measuring the network"}
+_ANSWERS = {"measure": "measuring", "links": "measuring the network"}
 """Children that print one answer as JSON, and what an error calls them."""
 
 
@@ -159,15 +159,6 @@ class Agent:
         """The launcher has a checkpoint at least as new: what is older is not needed any more."""
         self.carrier.forget(message["update"])
 
-    def on_race(self, message: Message) -> None:
-        """Find the fastest way to train here."""
-        changes = [f"workload.batch_size={message['batch']}"]
-        words = [word for change in changes for word in ("--set", change)]
-        command = ["race", str(self.run.config), *words, "--json"]
-        if message["again"]:
-            command.append("--again")
-        self.start_child("race", ["paceline.cli", *command], {}, collect=True)
-
     def on_measure(self, message: Message) -> None:
         """Find out what planning must know of this host."""
         command = ["measure", str(self.run.config), "--json"]
@@ -218,6 +209,10 @@ class Agent:
         )
         for stale in ("error.json", "plan.json", "lost.jsonl"):
             (self.run.path / f"node-{self.node}" / stale).unlink(missing_ok=True)
+        if message.get("legs") is not None:
+            told = self.run.path / f"node-{self.node}" / "legs.json"
+            told.parent.mkdir(exist_ok=True)
+            told.write_text(json.dumps(message["legs"]))
         if message.get("joins"):  # the others' plan does not have this node as it is
             own_plan = self.run.path / f"node-{self.node}" / "plan.json"
             own_plan.parent.mkdir(exist_ok=True)

@@ -39,7 +39,7 @@ STALLED_SECONDS = 5.0
 """An agent that is to leave waits no longer for word of what it has brought."""
 LEAVING_SECONDS = 5.0
 """An agent that leaves tries no longer to remove its folder."""
-RESULTS = ("run.json",)
+RESULTS = ("run.json", "legs.jsonl", "plan.json")
 LOGS = ("metrics.jsonl",)
 OF_RANKS = ("events.jsonl", "output.log", "exit.json")
 """What every rank has of its own: of a training its events, of a script what it printed."""

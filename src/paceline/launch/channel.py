@@ -37,7 +37,6 @@ TO_LAUNCHER: Final[Mapping[str, Mapping[str, Any]]] = {
         "shared": bool, "cores": [int], "usable": int, "folder": str,
         "kept?": {"folder": str, "update": int},
     },
-    "race": {"race": {}},
     "measure": {"measure": {}},
     "links": {"links": {}},
     "port": {"port": int},
@@ -55,7 +54,6 @@ TO_AGENT: Final[Mapping[str, Mapping[str, Any]]] = {
     "carried": {"taken": bool},
     "bring": {"folder": str},
     "forget": {"update": int},
-    "race": {"batch": int, "again": bool},
     "measure": {"again": bool},
     "links": {
         "names": [ONE_LINE], "address": ONE_LINE, "port": int, "backend": ONE_LINE,
@@ -63,7 +61,7 @@ TO_AGENT: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "start": {
         "plan": {}, "address": ONE_LINE, "port": int, "backend": ONE_LINE, "secret": ONE_LINE,
-        "program": ONE_LINE, "silent": bool, "joins?": bool,
+        "program": ONE_LINE, "silent": bool, "joins?": bool, "legs?": {},
     },
     "stop": {"signal": int},
     "lost": {"lost": int},

@@ -32,7 +32,7 @@ _STEP = re.compile(r"step-\d{8,}")
 _LOG = re.compile(
     r"metrics\.jsonl|rank-\d+/(events\.jsonl|output\.log|exit\.json)|tensorboard/events\.[\w.\-]+"
 )
-_UNIT = re.compile(r"metrics\.jsonl|run\.json|checkpoints/step-\d{8,}")
+_UNIT = re.compile(r"metrics\.jsonl|legs\.jsonl|run\.json|plan\.json|checkpoints/step-\d{8,}")
 _NAME = re.compile(r"|\w[\w\-]*(\.\w[\w\-]*)*")
 _LOG_FIELDS = {"log": ONE_LINE, "at": int, "data": str, "sum": ONE_LINE}
 _PIECE_FIELDS = {"unit": ONE_LINE, "name": ONE_LINE, "at": int, "data": str}

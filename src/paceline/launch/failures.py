@@ -9,7 +9,7 @@ from paceline.errors import WorkerError
 from paceline.launch.channel import Message
 from paceline.launch.control import Lost
 
-_CONSEQUENCES = ("another rank failed", "lost another host")
+_CONSEQUENCES = ("another rank failed", "lost another host", "which leads the training, has gone")
 
 
 def order(failure: Message | Lost) -> int:

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -23,8 +24,11 @@ INTERRUPTED = 3
 """Exit code of a node that was interrupted before it trained."""
 
 
-def main(run_path: str, silent: str) -> int:
-    """Train this node; leave word in RUN/node-N/error.json of what went wrong."""
+def main(run_path: str, silent: str, work: Callable[..., int] | None = None) -> int:
+    """Train this node; leave word in RUN/node-N/error.json of what went wrong.
+
+    `work` does it, if not `run_node`.
+    """
     die_with_parent(agent_process())
     # Until training takes them over there is nothing to save.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -33,7 +37,7 @@ def main(run_path: str, silent: str) -> int:
     try:
         from paceline.launch.node import run_node
 
-        return run_node(run, context, silent=silent == "1", watch=_show_agent)
+        return (work or run_node)(run, context, silent=silent == "1", watch=_show_agent)
     except BaseException as error:
         write_failure(run.path / f"node-{context.node}", context, error)
         sys.stdout.flush()
@@ -64,4 +68,4 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    leave(main(*sys.argv[1:3]))
+    leave(main(sys.argv[1], sys.argv[2]))

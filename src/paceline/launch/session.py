@@ -1,4 +1,4 @@
-"""A training on several hosts, from the launcher's side: gather, race, start, watch, end."""
+"""A training on several hosts, from the launcher's side: gather, start, watch, end."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from paceline.launch.files import pieces_of
 from paceline.launch.joining import Joining, welcome_fields
 from paceline.launch.signals import Received, handled
 from paceline.run import RunDirectory
-from paceline.schema import Plan, Race, decode, encode, write_json
+from paceline.schema import Plan, decode, encode, write_json
 from paceline.schema.hosts import Host, Hosts, Place
+from paceline.schema.legs import LegsOrder
 from paceline.schema.machines import Machines
 from paceline.schema.plain import parse_toml
 from paceline.secure.addresses import own_addresses
@@ -32,6 +33,8 @@ START_SECONDS = 120.0
 """Every agent must have come by then, counted from when the engine could start them."""
 GRACE_SECONDS = 2.0
 """After a failure, how long others have to say what they know: the cause may come second."""
+SENT = ("metrics.jsonl", "legs.jsonl", "checkpoints/latest")
+"""What of a run that is continued a host must have that cannot see it."""
 END_SECONDS = 4.0
 """How long agents have to end when they are told to."""
 
@@ -44,10 +47,12 @@ class Order:
     hosts: Hosts
     config: str
     """config.toml, as text."""
-    plan: Callable[[Session], Plan]
-    """Makes the plan when every agent is there; may ask them to race."""
+    plan: Callable[[Session], tuple[Plan, LegsOrder | None]]
+    """Makes the plan when every agent is there; for a training in legs, also what leads it."""
     program: str = "paceline.launch.member"
-    """The module that trains one node."""
+    """The module that trains one node by a plan."""
+    legs_program: str = "paceline.workflow.hosts_member"
+    """The module that trains one node in legs."""
     continues: bool = False
     """The run was begun before: it must have a checkpoint."""
     silent: bool = False
@@ -93,9 +98,9 @@ class Session:
         self.identity = run_identity(self.order.run.path)
         with self.gathered():
             self.collecting.fetch()
-            plan = self.order.plan(self)
+            plan, legs = self.order.plan(self)
             write_json(self.order.run.plan, plan)
-            return self.train(plan)
+            return self.train(plan, legs)
 
     def visit(self, work: Callable[[Session], None]) -> None:
         """Do something else with the hosts than train, and let them go."""
@@ -181,13 +186,6 @@ class Session:
             found.append(Place(node=peer.node, host=host, slot=alike.index(peer.node)))
         return tuple(found)
 
-    def race(self, batches: dict[int, int], *, again: bool = False) -> dict[int, Race]:
-        """Let each node find its fastest way to train `batches[node]` samples per update."""
-        for node, batch in batches.items():
-            self.control.send(node, "race", batch=batch, again=again)
-        answers = self.await_all("race", "racing", None, nodes=set(batches))
-        return {node: decode(Race, answer["race"]) for node, answer in answers.items()}
-
     def measure(self, *, again: bool = False) -> dict[int, Machines]:
         """Let each node find out what planning must know of it, all at the same time."""
         self.control.tell("measure", again=again)
@@ -213,7 +211,7 @@ class Session:
         answer = self.await_all("port", "looking for a free port", 30.0, nodes={0})[0]
         return int(answer["port"])
 
-    def train(self, plan: Plan) -> int:
+    def train(self, plan: Plan, legs: LegsOrder | None = None) -> int:
         """Start every node's training and watch it to its end."""
         rank = 0
         for number, node in enumerate(plan.nodes):
@@ -232,8 +230,9 @@ class Session:
             "port": self.free_port(),
             "backend": self.engine.backend,
             "secret": new_secret(),
-            "program": self.order.program,
+            "program": self.order.program if legs is None else self.order.legs_program,
             "silent": self.order.silent,
+            "legs": None if legs is None else encode(legs),
         }
         self.control.tell("start", **start)
         self.joining = Joining(self, plan, start)
@@ -248,7 +247,7 @@ class Session:
         away = [node for node, message in self.ready.items() if not message["shared"]]
         if away and (run / "checkpoints").exists():
             for node in away:
-                for piece in pieces_of(run, ["metrics.jsonl", "checkpoints/latest"]):
+                for piece in pieces_of(run, SENT):
                     self.control.send(node, "file", **piece)
                     while self.control.peers[node].channel.is_waiting:
                         self.pump(0.05)

@@ -136,7 +136,11 @@ class Board:
 
     def shorten_leg(self) -> None:
         """End the leg at an update that no rank has begun yet."""
-        self._header[3] = int(self._rows[:, 1].max()) + 2
+        self.end_leg_at(int(self._rows[:, 1].max()) + 2)
+
+    def end_leg_at(self, update: int) -> None:
+        """End the leg at an update that was agreed on elsewhere."""
+        self._header[3] = update
 
     @property
     def leg_end(self) -> int | None:

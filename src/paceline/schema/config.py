@@ -236,7 +236,7 @@ class ExchangeSettings:
     kind: Literal[
         "auto", "allreduce", "ring", "reduce_broadcast", "parameter_server", "averaging", "hogwild"
     ] = "auto"
-    """How nodes agree; "auto" takes allreduce."""
+    """How nodes agree; "auto" is all-reduce, or in legs what is exact and fastest."""
     partition: Literal["auto", "none", "manual"] = "auto"
     """Which linear layers are split over nodes: chosen from bytes, none, or those in `layers`."""
     layers: tuple[str, ...] = ()
@@ -268,7 +268,7 @@ class ExchangeSettings:
     mix_every: int = rule(default=4, minimum=1)
     """For hogwild and server_groups: updates between two mixes with another copy."""
     rebalance: bool = True
-    """Change shares between epochs when the measured speeds of nodes drift."""
+    """Change shares when the measured speeds of nodes drift."""
 
     def __post_init__(self) -> None:
         if self.server_groups > 1 and self.mode == "sync":
@@ -299,7 +299,7 @@ class Observe:
 
 @dataclass(frozen=True, kw_only=True)
 class Pilot:
-    """How a training on one machine with local.strategy = "auto" finds its fastest way."""
+    """How a training with local.strategy = "auto" finds its fastest way."""
 
     budget: float = rule(default=0.05, minimum=0.0, maximum=1.0)
     """Part of the expected time that trying other ways may cost; 0 tries none."""

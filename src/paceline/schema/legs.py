@@ -60,6 +60,29 @@ class Lesson:
     """The plan that the newest of them ended with."""
     factors: dict[str, float] = field(default_factory=dict)
     """What each trait of a plan multiplied the seconds of an update by."""
+    plan: Plan | None = None
+    """What `best` was over several hosts: shares and layers are found again only by measuring."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LegsOrder:
+    """What the node that leads a training over several is told before it begins."""
+
+    format: int = FORMAT
+    goes_on: Plan | None = None
+    """The plan that a training to be continued was left with."""
+    start: Plan | None = None
+    """What the cost model would begin with, where the hosts have been measured."""
+    writers: tuple[int, ...] = (0,)
+    """Nodes that see the first one's run directory, and so can write to it."""
+    script: tuple[Leg, ...] = ()
+    """The legs of a training that is repeated."""
+    verbose: bool = False
+    """Tell of every leg."""
+    again: bool = False
+    """Forget what past trainings have taught."""
+    elapsed: float = 0.0
+    """Seconds since the training was asked for."""
 
 
 def merged(legs: Sequence[Leg]) -> list[Leg]:
@@ -67,7 +90,8 @@ def merged(legs: Sequence[Leg]) -> list[Leg]:
     found: list[Leg] = []
     for leg in legs:
         last = found[-1] if found else None
-        if last is None or last.name != leg.name or last.ended or leg.ended:
+        same = last is not None and (last.name, last.plan) == (leg.name, leg.plan)
+        if last is None or not same or last.ended or leg.ended:
             found.append(leg)
             continue
         longer = leg if leg.updates > last.updates else last

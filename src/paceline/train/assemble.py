@@ -58,6 +58,8 @@ class Task:
     """Ranks of the run that are not of this plan: the process that leads a training in legs."""
     rehearsal: bool = False
     """The weights are a copy: nothing is evaluated and nothing kept."""
+    in_legs: bool = False
+    """A leg over several nodes: which comes next, and with which shares, is decided elsewhere."""
     process_is_new: bool = True
     """False where this process has taken part in a leg of the run before."""
 

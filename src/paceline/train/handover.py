@@ -1,11 +1,13 @@
 """What passes from one leg to the next: all that a checkpoint holds, in memory.
 
 Weights, buffers and optimizer state by parameter name, the position, and the sums of the epoch.
-Between processes of one machine it goes through anonymous memory that only they can read.
+Between processes of one machine it goes through anonymous memory that only they can read, between
+nodes over the network of the leg that begins.
 """
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 from dataclasses import dataclass
@@ -14,8 +16,11 @@ from typing import Any
 import torch
 
 from paceline.errors import StrategyError
+from paceline.exchange.agreement import broadcast_tensors, broadcast_text
+from paceline.exchange.network import Network
 from paceline.local.base import OptimizerState
 from paceline.schema.codec import decode, encode
+from paceline.schema.plain import parse_json
 from paceline.train.checkpoint import TrainState, pack_state, unpack_state
 
 _LINE = 64
@@ -37,21 +42,52 @@ class Handover:
     def store(self, descriptor: int) -> dict[str, Any]:
         """Write the tensors to anonymous memory; where they are, and the rest, as plain data."""
         numbers, tensors = pack_state(self.optimizer)
+        rest = self._rest(numbers)
+        return rest | {"places": _write(descriptor, {"model": self.model, "optimizer": tensors})}
+
+    def _rest(self, numbers: Any) -> dict[str, Any]:
+        """All but the tensors, as plain data."""
         for name, value in self.model.items():
             if not isinstance(value, torch.Tensor):
                 raise StrategyError(f"{name} of the model is no tensor, and stays in its process")
         return {
             "state": encode(self.state),
-            "places": _write(descriptor, {"model": self.model, "optimizer": tensors}),
             "numbers": numbers,
             "durations": list(self.durations),
             "saved_at": self.saved_at,
         }
 
     @classmethod
+    def spread(cls, handover: Handover | None, network: Network) -> Handover:
+        """The first node's handover, on every node of a network; all of them call it."""
+        name = "the state between two legs"
+        if handover is None:
+            rest = parse_json(broadcast_text(network, "", name))
+            tensors: dict[str, dict[str, torch.Tensor]] = {"model": {}, "optimizer": {}}
+            for part, key, kind, shape in rest["places"]:
+                tensors[part][key] = torch.empty(shape, dtype=getattr(torch, kind))
+        else:
+            numbers, packed = pack_state(handover.optimizer)
+            tensors = {"model": handover.model, "optimizer": packed}
+            rest = handover._rest(numbers) | {
+                "places": [
+                    [part, key, _kind(tensor), list(tensor.shape)]
+                    for part, held in tensors.items()
+                    for key, tensor in held.items()
+                ]
+            }
+            broadcast_text(network, json.dumps(rest), name)
+        every = [tensor for held in tensors.values() for tensor in held.values()]
+        broadcast_tensors(network, every, name)
+        return handover if handover is not None else cls._of(rest, tensors)
+
+    @classmethod
     def fetch(cls, descriptor: int, rest: dict[str, Any]) -> Handover:
         """What `store` wrote, in memory of its own: the next one is written to the same place."""
-        parts = _read(descriptor, rest["places"])
+        return cls._of(rest, _read(descriptor, rest["places"]))
+
+    @classmethod
+    def _of(cls, rest: dict[str, Any], parts: dict[str, dict[str, torch.Tensor]]) -> Handover:
         return cls(
             state=decode(TrainState, rest["state"]),
             model=parts["model"],
@@ -61,14 +97,17 @@ class Handover:
         )
 
 
+def _kind(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
 def _write(descriptor: int, parts: dict[str, dict[str, torch.Tensor]]) -> list[list[Any]]:
     """Lay tensors end to end; part, name, type, shape and first byte of each."""
     places: list[list[Any]] = []
     end = 0
     for part, tensors in parts.items():
         for name, tensor in tensors.items():
-            kind = str(tensor.dtype).removeprefix("torch.")
-            places.append([part, name, kind, list(tensor.shape), end])
+            places.append([part, name, _kind(tensor), list(tensor.shape), end])
             end += -(-tensor.nbytes // _LINE) * _LINE
     os.ftruncate(descriptor, max(end, 1))
     with mmap.mmap(descriptor, max(end, 1)) as memory:

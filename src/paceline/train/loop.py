@@ -31,7 +31,7 @@ from paceline.train.evaluate import evaluate, existing
 from paceline.train.optimizers import batch_factor, schedule_factor
 from paceline.train.parts import make_parts
 from paceline.train.proof import prove
-from paceline.train.shares import describe_shares, rebalanced, worker_shares
+from paceline.train.shares import describe_shares, fairer_shares, rebalanced, worker_shares
 from paceline.train.watching import observed
 
 FEWEST = 3
@@ -98,6 +98,7 @@ class Trainer(Continuing):
     def run_leg(self, until: int, patience: float | None = None) -> list[float]:
         """Up to update `until`, or until `patience` seconds are over; what each update took."""
         self.until, self.patience, self.times = until, patience, []
+        self.team.begin_leg(self.position.update)
         self.run()
         return self.times
 
@@ -106,11 +107,21 @@ class Trainer(Continuing):
         board, late = self.task.board, False
         if self.patience is not None and self.team.is_first:
             late = len(self.times) >= FEWEST and sum(self.times[1:]) > self.patience
+        if self.task.context.nodes > 1:
+            if late or self.is_unbalanced():
+                self.team.end_leg_soon()
+            return self.position.update in (self.until, self.team.leg_end)
         if board is None:
             return late or self.position.update == self.until
-        if late and board.leg_end is None:
+        if late and (board.leg_end or 0) <= self.position.update:
             board.shorten_leg()
         return self.position.update in (self.until, board.leg_end)
+
+    def is_unbalanced(self) -> bool:
+        """Whether nodes wait for the slowest so long that other shares are worth a new leg."""
+        if not (self.task.in_legs and self.config.exchange.rebalance and self.team.is_first):
+            return False
+        return fairer_shares(self.shares, self.team.took) is not None
 
     def run(self) -> None:
         """All updates that are left, of the training or of the leg."""
@@ -280,20 +291,22 @@ class Trainer(Continuing):
             "bytes_sent_most": int(max(sent)),
             "shares": [round(share / sum(self.shares), 4) for share in self.shares],
         }
-        if self.config.exchange.rebalance and self.team.is_steady:
+        if self.config.exchange.rebalance and self.team.is_steady and not self.task.in_legs:
             speeds = [count / time for count, time in zip(samples, busy, strict=True)]
             changed = rebalanced(self.shares, speeds)
             if changed is not None:
-                self.shares = changed
-                if self.job.partition is not None:
-                    self.job.partition.reshare(changed)
-                self.feed = dataclasses.replace(
-                    self.feed, shares=worker_shares(self.task.plan, changed)
-                )
+                self.divide(changed)
                 if self.team.is_first:
                     self.view.say(describe_shares(self.task.plan, changed))
                 self.recorder.note("shares", describe_shares(self.task.plan, changed))
         return line
+
+    def divide(self, shares: list[float]) -> None:
+        """Divide batches like this from now on; every rank calls it."""
+        self.shares = shares
+        if self.job.partition is not None:
+            self.job.partition.reshare(shares)
+        self.feed = dataclasses.replace(self.feed, shares=worker_shares(self.task.plan, shares))
 
     def end(self, open_seconds: float, more: Mapping[str, Any], received: int | None) -> Outcome:
         """Finish a training in legs, which the signal `received` may have ended."""

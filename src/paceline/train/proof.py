@@ -26,6 +26,7 @@ from torch import nn
 from paceline import exchange, local
 from paceline.data.sampler import apportion
 from paceline.errors import PacelineError, ProofError
+from paceline.exchange.agreement import broadcast_text
 from paceline.local.base import Job, LocalStrategy
 from paceline.local.batch_norm import batch_norms, refuse_without_sums
 from paceline.local.memory import give_back_memory
@@ -305,16 +306,7 @@ def _from_first(task: Task, text: str) -> str:
     """What the first rank of all says, on every rank; the others stand by until it comes."""
     network = task.network
     if network is not None:
-        data = text.encode() if network.rank == 0 else b""
-        length = torch.tensor([len(data)], dtype=torch.int64)
-        network.broadcast(length, 0, "the proof of the plan")
-        if int(length):
-            held = bytearray(data) if network.rank == 0 else bytearray(int(length))
-            content = torch.frombuffer(held, dtype=torch.uint8)
-            network.broadcast(content, 0, "the proof of the plan")
-            text = bytes(content.tolist()).decode()
-        else:
-            text = ""
+        text = broadcast_text(network, text, "the proof of the plan")
     return text if task.board is None else task.board.announce(text)
 
 

@@ -33,8 +33,12 @@ class Team:
         self._flag: tuple[torch.Tensor, Pending] | None = None
         self._stop_at: int | None = None
         self._seconds = 0.0
+        self._wishes_leg_end = False
+        self._leg_end: int | None = None
         self.busy = [0.0] * context.nodes
         """Seconds that an update takes each node, waiting left out, smoothed."""
+        self.took: list[list[float]] = []
+        """The same of each update of the current leg, as far as word of it has come."""
 
     @property
     def is_first(self) -> bool:
@@ -105,23 +109,47 @@ class Team:
             return self.board.should_stop(updates_done)
         return self._requested
 
+    def begin_leg(self, updates_done: int) -> None:
+        """Before the first update of a leg; every rank of the leg calls it."""
+        self._hear_wishes(updates_done)
+        self._wishes_leg_end, self._leg_end = False, None
+        self.took.clear()
+
+    def end_leg_soon(self) -> None:
+        """End the leg before its time: all nodes at the same update, one that none has begun."""
+        self._wishes_leg_end = True
+
+    @property
+    def leg_end(self) -> int | None:
+        """The update at which the leg ends before its time, if it does."""
+        return self._leg_end if self.board is None or self.network else self.board.leg_end
+
+    def _hear_wishes(self, updates_done: int) -> None:
+        """What all nodes have said after the update before."""
+        if self._flag is None:
+            return
+        (flag, pending), self._flag = self._flag, None
+        pending.wait()
+        stop, leg_end, *took = flag.tolist()
+        self.busy = [0.9 * old + 0.1 * new for old, new in zip(self.busy, took, strict=True)]
+        self.took.append(took)
+        # Other ranks of this node may be an update ahead of the leader.
+        if stop > 0:
+            self._stop_at = updates_done + 2
+            if self.board is not None:
+                self.board.stop_at(self._stop_at)
+        if leg_end > 0 and self._leg_end is None:
+            self._leg_end = updates_done + 2
+            if self.board is not None:
+                self.board.end_leg_at(self._leg_end)
+
     def _should_stop_together(self, updates_done: int) -> bool:
-        """The wish to stop, and each node's time, travel while the next update is computed."""
+        """Wishes to stop, and each node's time, travel while the next update is computed."""
         if self.network is not None and self._stop_at is None:
-            if self._flag is not None:
-                flag, pending = self._flag
-                pending.wait()
-                self.busy = [
-                    0.9 * old + 0.1 * float(new)
-                    for old, new in zip(self.busy, flag[1:], strict=True)
-                ]
-                if float(flag[0]) > 0:
-                    # Other ranks of this node may be an update ahead of the leader.
-                    self._stop_at = updates_done + 2
-                    if self.board is not None:
-                        self.board.stop_at(self._stop_at)
-            flag = torch.zeros(1 + self.context.nodes)
-            flag[0], flag[1 + self.context.node] = float(self._requested), self._seconds
+            self._hear_wishes(updates_done)
+            flag = torch.zeros(2 + self.context.nodes)
+            flag[0], flag[1] = float(self._requested), float(self._wishes_leg_end)
+            flag[2 + self.context.node] = self._seconds
             self._flag = (flag, self.network.sum(flag, "the wish to stop"))
         if self.board is not None:
             return self.board.should_stop(updates_done)

@@ -26,11 +26,18 @@ from paceline.train.assemble import Task
 @contextlib.contextmanager
 def observed(task: Task) -> Iterator[Recorder]:
     """The recorder of this rank; its board and network report to it until the end."""
-    with recording(task) as recorder, _watched(task, recorder):
+    with recording(task) as recorder, heard(task, recorder):
+        yield recorder
+
+
+@contextlib.contextmanager
+def heard(task: Task, recorder: Recorder) -> Iterator[None]:
+    """The board and network of this rank report to a recorder, and its stalls are watched."""
+    with _watched(task, recorder):
         if recorder.enabled:
             _listen(task, recorder)
         try:
-            yield recorder
+            yield
         finally:
             if task.board is not None:
                 task.board.on_wait = None
@@ -127,7 +134,8 @@ def _posts(task: Task) -> Iterator[Posts]:
         yield folder
         return
     deadline = task.config.train.deadline
-    store = StorePosts(lambda: open_watch_store(task.context, deadline=deadline))
+    serves = False if task.in_legs else None
+    store = StorePosts(lambda: open_watch_store(task.context, deadline=deadline, serves=serves))
     try:
         yield BothPosts(folder, store)
     finally:
@@ -137,7 +145,7 @@ def _posts(task: Task) -> Iterator[Posts]:
 def _started_by_launcher() -> bool:
     """This process runs one of the launchers' programs: it was started for this rank alone."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return spec is not None and spec.name.startswith("paceline.launch.")
+    return spec is not None and spec.name.startswith(("paceline.launch.", "paceline.workflow."))
 
 
 def _end_quickly() -> None:

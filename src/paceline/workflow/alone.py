@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -112,7 +112,7 @@ def _train(asked: Alone, home: Home) -> Outcome:
             begun=begun,
             began=asked.began,
             built_seconds=built,
-            earlier=_legs_before(home.run, begun),
+            earlier=legs_before(home.run, begun),
             start=name if name == wanted else None,
             script=asked.script,
             verbose=asked.verbose,
@@ -125,14 +125,16 @@ def _train(asked: Alone, home: Home) -> Outcome:
     return outcome
 
 
-def _legs_before(run: RunDirectory, begun: Began) -> list[Leg]:
+def legs_before(
+    run: RunDirectory, begun: Began, name: Callable[[Plan], str] = name_of
+) -> list[Leg]:
     """What a training that goes on has behind it, with the leg that was cut short."""
     found = cut_at(read_legs(run.legs), begun.update)
     end = found[-1].first + found[-1].updates if found else 0
     if end < begun.update and begun.plan is not None:
         found.append(
             Leg(
-                name=name_of(begun.plan),
+                name=name(begun.plan),
                 plan=begun.plan,
                 first=end,
                 updates=begun.update - end,

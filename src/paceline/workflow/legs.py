@@ -70,6 +70,7 @@ class LegTraining:
         from paceline.train.signals import StopSignals
 
         self._asked, self._home = asked, asked.home
+        self.plans = dict(asked.plans)
         self._standby: Standby | None = None
         self._handover: Handover | None = None
         """The state before the leg that is under way."""
@@ -175,7 +176,7 @@ class LegTraining:
 
     @property
     def _most_ranks(self) -> int:
-        return max(plan.nodes[0].ranks for plan in self._asked.plans.values())
+        return max(plan.nodes[0].ranks for plan in self.plans.values())
 
     @property
     def _weights(self) -> float:
@@ -199,7 +200,7 @@ class LegTraining:
         )
 
     def _plan(self, name: str) -> Plan:
-        return self._asked.plans[name]
+        return self.plans[name]
 
     def _start_ranks(self) -> None:
         from paceline.launch.standby import Standby
@@ -229,7 +230,7 @@ class LegTraining:
         self._runner, self._running = None, ""
         for other in [each for each in self._spare if each != decision.name]:
             self._spare.pop(other).close()
-        if isinstance(runner, Here) and name == decision.best:
+        if runner.is_kept and name == decision.best:
             self._spare[name] = runner
         else:
             runner.close()
@@ -264,8 +265,9 @@ class LegTraining:
             raise error
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         self._home.view.say(f"{decision.name} is out, and training goes on without it: {reason}")
-        if isinstance(self._runner, Here):
-            self._runner.close()
+        if self._runner is not None and self._runner.is_kept:
+            with contextlib.suppress(PacelineError):
+                self._runner.close()
         elif not self._standby_is_well():
             self._end_ranks()
         self._runner, self._running = None, ""
@@ -291,15 +293,19 @@ class LegTraining:
         Where the parts of a batch do not add up, all that divide batches.
         """
         out = {name: reason}
-        if isinstance(error, ProofError) and self._plan(name).nodes[0].divides:
-            try:
-                proof = read_json(Proof, self._home.run.path / "proof.json")
-            except PacelineError:
-                return out
-            if proof.cause in ("loss", "samples"):
-                divided = (n for n, plan in self._asked.plans.items() if plan.nodes[0].divides)
-                out |= dict.fromkeys(divided, reason)
+        divides = isinstance(error, ProofError) and self._plan(name).nodes[0].divides
+        if divides and self._is_of_division():
+            divided = (n for n, plan in self.plans.items() if plan.nodes[0].divides)
+            out |= dict.fromkeys(divided, reason)
         return out
+
+    def _is_of_division(self) -> bool:
+        """Whether the newest proof failed because the parts of a batch do not add up."""
+        try:
+            proof = read_json(Proof, self._home.run.path / "proof.json")
+        except PacelineError:
+            return False
+        return proof.cause in ("loss", "samples")
 
     def _standby_is_well(self) -> bool:
         """Whether the ranks only refused, and stand by again."""

@@ -55,6 +55,10 @@ class Went:
     finished: bool
     memory_mb: float = 0.0
     """Largest resident memory of the ranks together, where there are any."""
+    took: tuple[tuple[float, ...], ...] = ()
+    """Seconds of each of several nodes in its updates, waiting for the others left out."""
+    fairer: tuple[float, ...] = ()
+    """Shares with which the nodes would wait less for each other, where that is worth it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +79,9 @@ class Began:
 class Runner(Protocol):
     """Makes the updates of one plan."""
 
+    is_kept: bool
+    """Whether it can be kept while another plan is tried, to be taken up again."""
+
     def take_over(self, handover: Handover | None) -> None: ...
     def go(self, until: int, patience: float | None) -> Went: ...
     def hand_over(self) -> Handover: ...
@@ -85,6 +92,8 @@ class Runner(Protocol):
 
 class Here:
     """In this process."""
+
+    is_kept = True
 
     def __init__(self, home: Home, plan: Plan, checkpoint: Path | None = None) -> None:
         """`checkpoint`: what the first leg of a training goes on from."""
@@ -163,6 +172,8 @@ class Here:
 
 class There:
     """In ranks that stand by."""
+
+    is_kept = False
 
     def __init__(self, home: Home, plan: Plan, standby: Standby) -> None:
         self._home, self._plan, self._standby = home, plan, standby

@@ -135,6 +135,8 @@ def _run_training(start: Start) -> Result:
     if note := use_safe_instructions(config, all_numerics=rounds):
         start.say(note)
     if start.hosts is None and (start.script or _finds_out(start)):
+        for leg in start.script:
+            _refuse_other_nodes(leg.plan)
         return _train_in_legs(start)
     earlier = earlier_seconds(run)
     if start.hosts is not None:
@@ -214,14 +216,18 @@ def _asked_plan(start: Start) -> Plan:
     return asked_plan(start.config, node, f"local.strategy = {node.strategy!r} was asked for")
 
 
-def _train_by(start: Start, plan: Plan) -> Result:
-    """By this plan and no other: it is proved, and trains or is refused."""
-    run = start.run
+def _refuse_other_nodes(plan: Plan) -> None:
     if len(plan.nodes) > 1:
         raise UserError(
             f"the plan has {len(plan.nodes)} nodes, but only this machine was given: name the hosts"
             " with --hosts, or leave the plan out to make a new one"
         )
+
+
+def _train_by(start: Start, plan: Plan) -> Result:
+    """By this plan and no other: it is proved, and trains or is refused."""
+    run = start.run
+    _refuse_other_nodes(plan)
     write_json(run.plan, plan)
     node = plan.nodes[0]
     if not node.shares_memory:

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
 from paceline.config.environment import expand_nodes, slurm_allocation, started_by
 from paceline.config.hosts import find_hosts, hosts_from, load_hosts
-from paceline.errors import ConfigError, UnsupportedError
-from paceline.plan.together import NodeSite, plan_as_asked, plan_from_races, race_batches
-from paceline.schema import (
-    Candidate,
-    Config,
-    ExchangeSettings,
-    LocalSettings,
-    NodePlan,
-    Race,
-    Workload,
-)
+from paceline.errors import ConfigError
+from paceline.plan.together import NodeSite, first_plan, plan_as_asked, trains_in_legs
+from paceline.schema import Config, ExchangeSettings, LocalSettings, Workload
 
 
 @pytest.mark.parametrize(
@@ -124,50 +115,28 @@ def test_slurm_names() -> None:
     assert slurm_allocation({}) is None
 
 
-def entry(strategy: str, speed: float, layout: str = "contiguous", **more: object) -> Candidate:
-    node = NodePlan(strategy=strategy)
-    name = f"{strategy} {layout} {more.get('precision', '')}"
-    return Candidate(
-        name=name,
-        node=node,
-        memory_format=layout,
-        images_per_second=speed,
-        **more,  # type: ignore[arg-type]
-    )
-
-
 SITES = [NodeSite(host="a", usable=4), NodeSite(host="b", usable=2)]
 
 
-def test_one_layout_for_all_best_in_sum_and_shares_by_speed() -> None:
-    races = {
-        0: Race(candidates=(entry("threads", 300.0), entry("threads", 310.0, "channels_last"))),
-        1: Race(candidates=(entry("processes", 200.0), entry("threads", 155.0, "channels_last"))),
-    }
-    plan = plan_from_races(Config(), SITES, races)
-    assert plan.memory_format == "contiguous"
-    assert [node.strategy for node in plan.nodes] == ["threads", "processes"]
-    assert [node.share for node in plan.nodes] == [1.0, pytest.approx(2 / 3)]
-    assert plan.predicted["images_per_second"] == 500.0
-    assert {rejected.option.partition(":")[0] for rejected in plan.rejected} == {"a", "b"}
-
-
-@pytest.mark.parametrize("kind", ["parameter_server", "hogwild"])
-def test_a_faster_strategy_that_does_not_go_with_the_exchange_is_left_out(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["auto", "ring", "parameter_server", "hogwild", "averaging"])
+def test_hosts_of_which_nothing_is_known_begin_with_threads(kind: str) -> None:
     config = Config(exchange=ExchangeSettings(kind=kind))  # type: ignore[arg-type]
-    fast = dataclasses.replace(entry("processes", 400.0), chosen=True)
-    races = {n: Race(candidates=(fast, entry("threads", 300.0))) for n in (0, 1)}
-    plan = plan_from_races(config, SITES, races)
-    assert [node.strategy for node in plan.nodes] == ["threads", "threads"]
-    only = {n: Race(candidates=(fast,)) for n in (0, 1)}
-    with pytest.raises(UnsupportedError, match=r"processes was raced, but .* one rank per node"):
-        plan_from_races(config, SITES, only)
+    plan = first_plan(config, [*SITES, NodeSite(host="c", usable=1)])
+    assert [(node.strategy, node.threads) for node in plan.nodes] == [
+        ("threads", 4), ("threads", 2), ("sequential", 1),
+    ]  # fmt: skip
+    assert [node.share for node in plan.nodes] == [1.0, 0.5, 0.25]
+    assert plan.exchange == ("allreduce" if kind == "auto" else kind)
+    assert trains_in_legs(config, plan) == (kind in ("auto", "ring"))
 
 
-def test_numerics_that_change_results_are_taken_only_when_allowed() -> None:
-    fast = entry("threads", 900.0, precision="bf16", exact=False)
-    races = {n: Race(candidates=(entry("threads", 300.0), fast)) for n in (0, 1)}
-    assert plan_from_races(Config(), SITES, races).precision == "fp32"
+def test_what_was_asked_for_by_name_is_no_leg() -> None:
+    for config in (
+        Config(local=LocalSettings(strategy="threads")),
+        Config(exchange=ExchangeSettings(compression="bf16")),
+    ):
+        assert not trains_in_legs(config, first_plan(config, SITES))
+    assert not trains_in_legs(Config(), first_plan(Config(), SITES[:1]))
 
 
 def test_asked_strategy_uses_each_hosts_cores_and_shares_by_hand() -> None:
@@ -177,5 +146,3 @@ def test_asked_strategy_uses_each_hosts_cores_and_shares_by_hand() -> None:
     assert [node.threads for node in plan.nodes[:2]] == [4, 2]
     assert [node.share for node in plan.nodes] == [1.0, 0.5, 0.0]
     assert plan.batch_size == 16
-    assert race_batches(config, sites) == {0: 8, 1: 8}
-    assert race_batches(Config(workload=Workload(batch_size=90)), sites) == {0: 60, 1: 30}

@@ -30,10 +30,10 @@ def test_what_is_wrong_is_named(message: Any, why: str) -> None:
 
 
 def test_each_end_has_its_own_fields() -> None:
-    race = json.dumps({"kind": "race", "batch": 16, "again": False}).encode()
-    assert read_message(race, TO_AGENT)["batch"] == 16
-    with pytest.raises(ValueError, match=r"`race`\.race is missing"):
-        read_message(race)
+    order = json.dumps({"kind": "measure", "again": False}).encode()
+    assert read_message(order, TO_AGENT)["again"] is False
+    with pytest.raises(ValueError, match=r"`measure`\.measure is missing"):
+        read_message(order)
     assert read_message(b'{"kind": "of a later version"}') == {"kind": "of a later version"}
 
 

@@ -14,7 +14,7 @@ from paceline.run import RunDirectory
 from paceline.schema import Config, NodePlan, Plan
 from paceline.schema.legs import Leg, cut_at, merged, read_legs
 from paceline.workflow import legs as workflow_legs
-from paceline.workflow.alone import _legs_before
+from paceline.workflow.alone import legs_before
 from paceline.workflow.legs import LegsRequest, LegTraining, write_legs
 from paceline.workflow.runners import Began
 
@@ -54,13 +54,13 @@ def test_a_killed_leg_is_known_by_the_checkpoint_that_it_made(tmp_path: Path) ->
     run = RunDirectory(tmp_path)
     write_legs(run, [leg(THREADS, 0, 10)])
     expected = [("threads 2", 0, 10), ("processes 2x1", 10, 15)]
-    assert spans(_legs_before(run, began(25, PROCESSES))) == expected
+    assert spans(legs_before(run, began(25, PROCESSES))) == expected
     assert spans(read_legs(run.legs)) == expected
 
 
 def test_a_new_training_has_none_behind_it(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    assert _legs_before(run, began(0)) == []
+    assert legs_before(run, began(0)) == []
     assert run.legs.exists()  # so that it goes on in legs, wherever it is interrupted
 
 

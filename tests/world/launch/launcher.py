@@ -31,7 +31,7 @@ def run_standins(run: Path, hosts_text: str, engine: str, lines: list[str] | Non
         run=RunDirectory(run),
         hosts=hosts,
         config='name = "test"\n',
-        plan=lambda session: Plan(nodes=nodes),
+        plan=lambda session: (Plan(nodes=nodes), None),
         program="standin",
         say=lambda text: None,
         show=print if lines is None else lines.append,

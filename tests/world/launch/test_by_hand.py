@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+from paceline.schema.legs import read_legs
+
 BIN = Path(sys.executable).parent
 SETTINGS = [
     "workload.model=shallow_cnn",
@@ -18,11 +20,11 @@ SETTINGS = [
     "workload.batch_size=32",
     "data.options={ shape = [1, 28, 28], samples = 160, test_samples = 32 }",
     "train.epochs=1",
-    "local.threads=1",
     "optimizer.name=sgd",  # Adam divides rounding by itself
     "optimizer.learning_rate=0.05",
     "exchange.rebalance=false",
 ]
+ONE_THREAD = ("local.strategy=threads", "local.threads=1")
 LAUNCHERS = {
     "mpiexec": ["mpiexec", "--bind-to", "none", "--oversubscribe", "-n", "2", "python", "-m"],
     "torchrun": ["torchrun", "--nproc-per-node", "2", "-m", "--"],
@@ -46,7 +48,7 @@ def train(launcher: list[str], run: Path, *changes: str) -> subprocess.Completed
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same training in one process."""
     run = tmp_path_factory.mktemp("alone") / "run"
-    done = train([sys.executable, "-m"], run, "local.strategy=threads")
+    done = train([sys.executable, "-m"], run, *ONE_THREAD)
     assert done.returncode == 0, done.stderr
     return run
 
@@ -61,7 +63,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_two_processes_train_as_one(name: str, backend: str, alone: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    done = train(LAUNCHERS[name], run, "local.strategy=threads")
+    done = train(LAUNCHERS[name], run, *ONE_THREAD)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(f"2 nodes, over {backend}") == 1
     assert len(json.loads((run / "plan.json").read_text())["nodes"]) == 2
@@ -70,6 +72,23 @@ def test_two_processes_train_as_one(name: str, backend: str, alone: Path, tmp_pa
     for key, value in expected.items():
         assert abs(value - found[key]).max() < 1e-5, key
     assert not (run / ".launch").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("name", [pytest.param("mpiexec", marks=pytest.mark.mpi), "torchrun"])
+def test_two_processes_train_in_legs(name: str, alone: Path, tmp_path: Path) -> None:
+    """Nothing is named: the first process leads, and the weights are those of one process."""
+    run = tmp_path / "run"
+    done = train(LAUNCHERS[name], run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    legs = read_legs(run / "legs.jsonl")
+    assert sum(leg.updates for leg in legs) == 5
+    assert legs[0].began == "starts at once"
+    expected = load_file(alone / "checkpoints" / "latest" / "model.safetensors")
+    found = load_file(run / "checkpoints" / "latest" / "model.safetensors")
+    for key, value in expected.items():
+        assert abs(value - found[key]).max() < 1e-5, key
 
 
 @pytest.mark.slow

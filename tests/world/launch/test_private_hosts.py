@@ -17,6 +17,7 @@ import pytest
 from paced_model import put_into
 
 from paceline.launch.carry import is_used
+from paceline.schema.legs import read_legs
 from paceline.serve.versions import read_version, version_numbers
 from paceline.train.checkpoint import Checkpoints
 
@@ -184,3 +185,28 @@ def check_checkpoint(run: Run) -> None:
     assert model
     leftovers: list[Any] = list(run.path.rglob(".partial-*"))
     assert leftovers == []
+
+
+@pytest.mark.slow
+def test_a_training_in_legs_is_stopped_and_resumed(run: Run) -> None:
+    """Nothing is named: the first node leads in legs, and brings what it writes of them."""
+    fixed = ("--set", "local.", "exchange.", "train.epochs")
+    pairs = [word for word in run.begin if not word.startswith(fixed)] + ["train.epochs=100"]
+    run.pace.write_text("0.1")
+    process = run.start(*(word for pair in pairs for word in ("--set", pair)))
+    run.until(lambda: run.epochs() != [])
+    process.send_signal(signal.SIGINT)
+    code, output = run.ends()
+    assert code == 130, output
+    before = run.position()
+    assert 0 < before < 400
+    legs = read_legs(run.path / "legs.jsonl")
+    assert sum(leg.updates for leg in legs) == before
+    run.pace.write_text("0")
+    run.start("--resume")
+    code, output = run.ends()
+    assert code == 0, output
+    assert run.epochs() == list(range(1, 101))
+    assert sum(leg.updates for leg in read_legs(run.path / "legs.jsonl")) == 400
+    assert json.loads((run.path / "run.json").read_text())["finished"]
+    assert run.kept() == []

@@ -17,9 +17,10 @@ This module imports neither torch nor MPI, so that it costs nothing to ask for.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from typing import Any, Literal
 
-__all__ = ["BACKEND_NAME", "mpi_missing", "open_group", "register_mpi"]
+__all__ = ["BACKEND_NAME", "mpi_missing", "open_group", "open_part", "register_mpi"]
 
 BACKEND_NAME = "mpi4py"
 
@@ -62,3 +63,13 @@ def open_group(rank: int, size: int, seconds: float) -> Any:
     from paceline.backends.mpi.registration import open_world
 
     return open_world(rank, size, seconds)
+
+
+def open_part(members: Sequence[int], rank: int, name: str, seconds: float) -> Any:
+    """A process group of some of the ranks of `open_group`; those call it, and nobody else.
+
+    `members` are their numbers there, and `rank` this process's place among them.
+    """
+    from paceline.backends.mpi.registration import open_some
+
+    return open_some(members, rank, name, seconds)

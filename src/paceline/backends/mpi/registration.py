@@ -6,14 +6,14 @@ import contextlib
 import datetime
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from paceline.backends.mpi import mpi_missing
 from paceline.errors import UnsupportedError, UserError, unknown_name
 
-__all__ = ["open_world", "register"]
+__all__ = ["open_some", "open_world", "register"]
 
 # Names of Open MPI's settings are not in capitals.
 _OPEN_MPI_CARRIERS = "OMPI_MCA_btl"
@@ -62,6 +62,18 @@ def open_world(rank: int, size: int, seconds: float) -> Any:
         group_rank=rank,
         group_size=size,
         global_ranks_in_group=[],
+    )
+    return _create(options, _DIRECT)
+
+
+def open_some(members: Sequence[int], rank: int, name: str, seconds: float) -> Any:
+    """See `paceline.backends.mpi.open_part`."""
+    options = SimpleNamespace(
+        timeout=datetime.timedelta(seconds=seconds),
+        group_id=name,
+        group_rank=rank,
+        group_size=len(members),
+        global_ranks_in_group=list(members),
     )
     return _create(options, _DIRECT)
 

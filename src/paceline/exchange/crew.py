@@ -1,0 +1,146 @@
+"""Orders of the node that leads a training in legs to the others, and their answers.
+
+They go over the store where nodes meet, not over the network that carries gradients: a node that
+has nothing to do sleeps until an order comes, and what breaks a leg's connections leaves these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from paceline.errors import DeadlineError, WorkerError
+from paceline.exchange.store import SecureStore
+from paceline.schema.plain import ONE_LINE, checked, parse_json
+
+_KEPT = 64
+"""Orders that stay in the store for nodes that have not read them yet."""
+_ORDER = {"do": ONE_LINE, "members": [int], "words": {}}
+_ANSWER = {"did?": {}, "refused?": str, "kind?": ONE_LINE}
+
+
+class Crew:
+    """All nodes of a training, seen from one of them; the first one leads."""
+
+    def __init__(self, store: SecureStore, node: int, hosts: list[str]) -> None:
+        self._store, self.node, self.hosts = store, node, hosts
+        self._number = 0
+
+    # --- the node that leads --------------------------------------------------
+
+    def order(self, do: str, nodes: Iterable[int], **words: Any) -> None:
+        """Tell these nodes what to do next."""
+        self._number += 1
+        text = json.dumps({"do": do, "members": list(nodes), "words": words})
+        with _explained("tell the other nodes what to do"):
+            self._store.set(f"order/{self._number}", text)
+            self._store.delete_key(f"order/{self._number - _KEPT}")
+
+    def answer_of(self, node: int, seconds: float | None) -> dict[str, Any]:
+        """What a node has made of the newest order; waits for it, without end where None."""
+        key = f"answer/{self._number}/{node}"
+        end = None if seconds is None else time.monotonic() + seconds
+        while True:
+            try:
+                text = self._store.get(key)
+                break
+            except RuntimeError as error:
+                if not _is_patience(error):
+                    raise WorkerError(f"the other nodes cannot be heard: {error}") from error
+                if end is not None and time.monotonic() > end:
+                    raise DeadlineError(
+                        f"{self.hosts[node]} did not answer within {seconds:.0f} s: it hangs, is"
+                        " cut off, or is far slower; raise train.deadline if it only needs time"
+                    ) from None
+        self._store.delete_key(key)
+        try:
+            return dict(checked(parse_json(text), _ANSWER))
+        except ValueError as error:
+            raise WorkerError(f"{self.hosts[node]} answers what no node says: {error}") from None
+
+    def has_answered(self, node: int) -> bool:
+        """Whether a node has made something of the newest order."""
+        with _explained("hear the other nodes"):
+            return self._store.check([f"answer/{self._number}/{node}"])
+
+    def said_by(self, node: int, what: str) -> Any:
+        """What a node has said of itself by itself; None while it has not."""
+        key = f"said/{what}/{node}"
+        with _explained("hear the other nodes"):
+            return parse_json(self._store.get(key)) if self._store.check([key]) else None
+
+    def ask_to_stop(self) -> None:
+        """Ask the nodes of a leg that this node has no part in to stop."""
+        with _explained("tell the other nodes to stop"):
+            self._store.set("stop", "1")
+
+    # --- the others -----------------------------------------------------------
+
+    def say(self, what: str, value: Any) -> None:
+        """Say something of this node that nobody waits for."""
+        with _explained("tell the first node"):
+            self._store.set(f"said/{what}/{self.node}", json.dumps(value))
+
+    def on_stop(self, open_store: Callable[[], SecureStore], act: Callable[[], None]) -> None:
+        """Act on a wish to stop, from a thread that sleeps until there is one."""
+
+        def wait() -> None:
+            # The end of the training closes the store.
+            with contextlib.suppress(RuntimeError):
+                store = open_store()
+                while True:
+                    try:
+                        store.get("stop")
+                        break
+                    except RuntimeError as error:
+                        if not _is_patience(error):
+                            return
+                act()
+
+        threading.Thread(target=wait, name="paceline-stop", daemon=True).start()
+
+    def next_order(self) -> dict[str, Any]:
+        """The next order for this node; sleeps until it comes."""
+        while True:
+            self._number += 1
+            order = self._await(f"order/{self._number}")
+            if self.node in order["members"]:
+                return order
+
+    def _await(self, key: str) -> dict[str, Any]:
+        while True:
+            try:
+                return dict(checked(parse_json(self._store.get(key)), _ORDER))
+            except RuntimeError as error:
+                if not _is_patience(error):
+                    raise WorkerError(
+                        f"{self.hosts[0]}, which leads the training, has gone: {error}"
+                    ) from error
+            except ValueError as error:
+                raise WorkerError(f"what came is no order for a node: {error}") from None
+
+    def answer(self, **words: Any) -> None:
+        """Say what has come of the newest order."""
+        with _explained("answer"):
+            self._store.set(f"answer/{self._number}/{self.node}", json.dumps(words))
+
+    def close(self) -> None:
+        """Leave."""
+        self._store.close()
+
+
+def _is_patience(error: RuntimeError) -> bool:
+    """Whether only nothing has come yet."""
+    return str(error).startswith("timed out waiting for") and "in the store" in str(error)
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise WorkerError(f"this node cannot {what}: {error}") from error

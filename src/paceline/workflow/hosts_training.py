@@ -1,0 +1,165 @@
+"""Leg after leg over nodes: the pilot decides, shares follow what is measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from paceline.errors import ProofError
+from paceline.plan.pilot import Decision, learned
+from paceline.plan.teams import HIDDEN, Way, labels
+from paceline.schema import write_json
+from paceline.schema.legs import Leg
+from paceline.text import rate
+from paceline.train.shares import describe_shares
+from paceline.workflow.crewed import Crewed
+from paceline.workflow.legs import LegsRequest, LegTraining
+from paceline.workflow.runners import Runner, Went
+from paceline.workflow.together import Together
+
+AGAIN = 2
+"""How often a trial is repeated with fairer shares before it is judged as it is."""
+
+
+class HostsTraining(LegTraining):
+    """Leg after leg over nodes."""
+
+    def __init__(self, asked: LegsRequest, first: tuple[str, Runner], crewed: Crewed) -> None:
+        super().__init__(asked, first)
+        self._crewed = crewed
+        self.plans = crewed.plans
+        self._fairer: tuple[float, ...] = ()
+        self._repeats: dict[str, int] = {}
+        self._left_out = ""
+        for leg in asked.script:
+            crewed.adopt(leg)
+
+    def _make(self, name: str) -> Runner:
+        return self._crewed.make(name)
+
+    def _decide(self) -> Decision:
+        if self._asked.script:
+            return super()._decide()
+        last = self.known.legs[-1] if self.known.legs else None
+        if last is not None and last.role != "first":
+            self._crewed.look_at_layers()
+        self._crewed.refresh()
+        self.known = dataclasses.replace(self.known, options=self._crewed.options)
+        if self._fairer and last is not None and self._running == last.name:
+            self._divide(last)
+            if last.role == "trial":
+                return self._once_more(last)
+        decision = super()._decide()
+        self._say_left_out(decision)
+        return decision
+
+    def _scripted(self) -> Decision:
+        position, script = self.known.position, self._asked.script
+        leg = next((each for each in script if each.first + each.updates > position), script[-1])
+        if self.plans[leg.name] != leg.plan:
+            self.plans[leg.name] = leg.plan
+            for name, runner in (*self._spare.items(), (self._running, self._runner)):
+                if name == leg.name and isinstance(runner, Together):
+                    runner.divide(leg.plan)
+        return super()._scripted()
+
+    def _fails_too(self, name: str, error: Exception, reason: str) -> dict[str, str]:
+        """Where a batch cannot be divided, every team; where a node fails, every team it is in."""
+        crewed = self._crewed
+        out, blamed = {name: reason}, crewed.node.blamed
+        teams = {other: crewed.members(other) for other in self.plans}
+        if isinstance(error, ProofError):
+            if self._is_of_division():
+                out |= {other: reason for other, members in teams.items() if len(members) > 1}
+        elif blamed is not None:
+            out |= {other: reason for other, members in teams.items() if blamed in members}
+        return out
+
+    def _divide(self, leg: Leg) -> None:
+        """Let the plan that runs go on with fairer shares."""
+        shares, self._fairer = self._fairer, ()
+        largest = max(shares)
+        plan = self.plans[leg.name]
+        nodes = tuple(
+            dataclasses.replace(node, share=share / largest)
+            for node, share in zip(plan.nodes, shares, strict=True)
+        )
+        plan = dataclasses.replace(plan, nodes=nodes)
+        self.plans[leg.name] = plan
+        assert isinstance(self._runner, Together)
+        self._runner.divide(plan)
+        if leg.role != "trial":
+            text = describe_shares(plan, shares)
+            self._home.view.say(text)
+            self._home.recorder.note("shares", text)
+            write_json(self._home.run.plan, plan)
+
+    def _once_more(self, leg: Leg) -> Decision:
+        """A trial with shares that did not fit says little: it goes on with others."""
+        self._repeats[leg.name] = self._repeats.get(leg.name, 0) + 1
+        updates = min(leg.updates, self.known.updates - self.known.position)
+        return Decision(
+            name=leg.name,
+            updates=max(1, updates),
+            role="trial",
+            best=leg.best,
+            reason="shares follow the measured speeds",
+        )
+
+    def _note(
+        self, decision: Decision, went: Went, began: float, setup: float, *, first: int
+    ) -> None:
+        super()._note(decision, went, began, setup, first=first)
+        node = self._crewed.node
+        self.signals.received = self.signals.received or node.signals.received
+        if self._asked.script:
+            return
+        leg = self.known.legs[-1]
+        self._crewed.learn(leg, went, learned(self.known))
+        self._fairer = ()
+        fair = self._home.config.exchange.rebalance and went.fairer
+        if fair and not (leg.role == "trial" and self._repeats.get(leg.name, 0) >= AGAIN):
+            self._fairer = went.fairer
+            if leg.role == "trial":
+                untimed = dataclasses.replace(leg, update_seconds=None, error=None)
+                self.known = dataclasses.replace(self.known, legs=(*self.known.legs[:-1], untimed))
+
+    # --- what is said -----------------------------------------------------------
+
+    def _say_left_out(self, decision: Decision) -> None:
+        """One line, once, where training goes on without some of the hosts."""
+        crewed, everyone = self._crewed, self._crewed.everyone
+        used = set(crewed.members(decision.name))
+        wanted = [n for n, node in enumerate(everyone.nodes) if node.share > 0]
+        out = [labels(everyone)[number] for number in wanted if number not in used]
+        last = self.known.legs[-1] if self.known.legs else None
+        settled = last is not None and last.role != "first" and decision.role == "keep"
+        if not out or not settled or last is None or last.name != decision.name:
+            return
+        if self._left_out == decision.name:
+            return
+        self._left_out = decision.name
+        ways = [way for way, _ in map(crewed.entry, self.plans) if set(way.members) >= set(wanted)]
+        way = min(ways, key=crewed.expected_without_trial)
+        self._home.view.say(left_out_sentence(crewed, way, out, last))
+
+
+def left_out_sentence(crewed: Crewed, way: Way, out: Sequence[str], leg: Leg) -> str:
+    """Who stands by, what training would be like with them, and why."""
+    seen, batch = crewed.seen, crewed.batch
+    tried = way.name in seen.measured
+    with_them = batch / crewed.expected_without_trial(way)
+    without = batch / (leg.update_seconds or 1.0)
+    computing = batch / sum(seen.speeds[member] for member in way.members)
+    cause = "there is too little for each to compute"
+    if not way.split:
+        sent = way.bytes_sent(seen, {})
+        if sent / seen.wire > HIDDEN * computing:
+            cause = f"{sent / 1e6:.3g} MB per update over {8 * seen.wire / 1e6:,.0f} Mbit/s"
+    names = " and ".join([", ".join(out[:-1])] * (len(out) > 1) + [out[-1]])
+    one = len(out) == 1
+    expected = "" if tried else " expected"
+    return (
+        f"{names} {'was' if one else 'were'} left out: with {'it' if one else 'them'}"
+        f" {rate(with_them)} images/s{expected}, without {rate(without)}, because {cause}"
+    )

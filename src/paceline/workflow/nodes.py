@@ -1,0 +1,385 @@
+"""One node of a training in legs over several: what it has for all legs, and what it does in each.
+
+The first node leads: it asks the pilot, and tells the others what comes next (`exchange.crew`). All
+carry out the same orders; nodes that a leg does not need sleep until the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from paceline.errors import PacelineError
+from paceline.exchange.crew import Crew
+from paceline.exchange.network import Network
+from paceline.exchange.opening import open_network, open_part, open_watch_store
+from paceline.local.board import Board
+from paceline.local.cores import set_threads
+from paceline.observe.recorder import Recorder
+from paceline.plan.pilot import typical
+from paceline.run import RunDirectory
+from paceline.schema import Config, Plan, RankContext, decode
+from paceline.train.assemble import Task
+from paceline.train.handover import Handover
+from paceline.train.loop import Outcome, Trainer
+from paceline.train.parts import Parts
+from paceline.train.progress import SilentView, View, make_view
+from paceline.train.proof import prove
+from paceline.train.shares import fairer_shares
+from paceline.train.signals import StopSignals
+from paceline.train.watching import heard
+from paceline.workflow.runners import Went
+
+BEGINS_TOGETHER = "begins together"
+"""What the first node says where it knows what to begin with: nobody needs to time anything."""
+FEWEST_TIMED = 3
+"""Updates that tell the speeds of nodes at the end of a leg."""
+PROBE_SECONDS = 0.1
+"""A sum that takes so long tells what the network carries: far longer than it takes to begin."""
+PROBE_BYTES = 2**24
+"""No sum that is timed is larger: a network that is faster needs no exact figure."""
+
+
+@dataclass(kw_only=True)
+class Node:
+    """What a node's process has for the whole training."""
+
+    config: Config
+    run: RunDirectory
+    context: RankContext
+    """Its place among all nodes."""
+    network: Network
+    crew: Crew
+    board: Board
+    parts: Parts
+    recorder: Recorder
+    view: View = field(default_factory=SilentView)
+    silent: bool = True
+    """Show no progress, whoever is the first of a leg."""
+    blamed: int | None = None
+    """On the first node: another one by whose fault the last order failed."""
+    signals: StopSignals = field(init=False)
+    _held: dict[int, _Held] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.signals = StopSignals(self.request_stop)
+
+    @property
+    def deadline(self) -> float:
+        return self.config.train.deadline
+
+    def request_stop(self) -> None:
+        """Called from a signal handler: the leg that is under way, if any, ends."""
+        for held in self._held.values():
+            held.trainer.team.request_stop()
+
+    # --- orders: every member of a leg carries them out, in the same order ------
+
+    def enter(self, number: int, plan: Plan, members: Sequence[int], *, started: float) -> Trainer:
+        """Build a plan's strategy, and prove it, for the leg of these nodes."""
+        with contextlib.ExitStack() as stack:
+            context, network = self._place(members), None
+            if len(members) > 1:
+                name = f"leg-{number}"
+                network = open_part(
+                    self.context, self.network, members, name, deadline=self.deadline
+                )
+                stack.callback(network.close)
+            task = Task(
+                config=self.config,
+                plan=plan,
+                run=self.run,
+                context=context,
+                board=self.board,
+                network=network,
+                view=self._view(context),
+                in_legs=True,
+                process_is_new=False,
+            )
+            with heard(task, self.recorder):
+                prove(task, self.parts, self.recorder)
+                trainer = Trainer(task, self.parts, self.recorder, started=started)
+            stack.callback(trainer.strategy.close)
+            if trainer.job.exchange is not None:
+                stack.callback(trainer.job.exchange.close)
+            stack.callback(trainer.team.close)
+            threads = torch.get_num_threads()
+            self._held[number] = _Held(trainer=trainer, threads=threads, stack=stack.pop_all())
+            return trainer
+
+    def _view(self, context: RankContext) -> View:
+        """The first node shows; where it has no part in a leg, the first of those that have."""
+        if not context.is_first:
+            return SilentView()
+        return self.view if self.context.is_first else make_view(silent=self.silent)
+
+    def _place(self, members: Sequence[int]) -> RankContext:
+        """This node's place among those of a leg."""
+        place = list(members).index(self.context.node)
+        size = len(members)
+        return dataclasses.replace(
+            self.context, rank=place, world_size=size, node=place, nodes=size
+        )
+
+    def take_over(
+        self,
+        number: int,
+        members: Sequence[int],
+        handover: Handover | None,
+        *,
+        turn: int,
+        new: bool = False,
+    ) -> None:
+        """Go on where another leg has left off: from the first node's state, `new` from none."""
+        held = self._held.get(number)
+        if members[0] != 0 and not new:
+            handover = self._pass(0, members[0], handover, turn)
+        if held is None:  # this node leads, and has no part in the leg
+            return
+        trainer = held.trainer
+        held.listen(self.recorder)
+        set_threads(held.threads)
+        if new:
+            trainer.resume()
+        else:
+            if trainer.task.network is not None:
+                handover = Handover.spread(handover, trainer.task.network)
+            assert handover is not None, "only the first node has a state to hand over"
+            trainer.take_over(handover)
+        trainer.begin()
+
+    def _pass(
+        self, source: int, target: int, handover: Handover | None, turn: int
+    ) -> Handover | None:
+        """The state from one node to another, over a connection for that alone."""
+        if self.context.node not in (source, target):
+            return None
+        pair = open_part(
+            self.context, self.network, (source, target), f"state-{turn}", deadline=self.deadline
+        )
+        try:
+            return Handover.spread(handover if self.context.node == source else None, pair)
+        finally:
+            pair.close()
+
+    def go(self, number: int, until: int, patience: float | None) -> Went:
+        """Train up to an update."""
+        trainer = self._held[number].trainer
+        times = trainer.run_leg(until, patience)
+        took = trainer.team.took
+        return Went(
+            times=tuple(times),
+            update=trainer.position.update,
+            updates=trainer.updates,
+            finished=trainer.is_finished,
+            took=tuple(map(tuple, took)),
+            # The first update warms up.
+            fairer=tuple(fairer_shares(trainer.shares, took[1:], FEWEST_TIMED) or ()),
+        )
+
+    def divide(self, number: int, shares: Sequence[float]) -> None:
+        """Divide batches otherwise from now on."""
+        self._held[number].trainer.divide(list(shares))
+
+    def hand_over(self, number: int, members: Sequence[int], turn: int) -> Handover | None:
+        """The state between two updates, whole on the first node, wherever the leg was."""
+        held, found = self._held.get(number), None
+        if held is not None:
+            found = held.trainer.hand_over()
+            held.rest()
+        return found if members[0] == 0 else self._pass(members[0], 0, found, turn)
+
+    def finish(
+        self, number: int, open_seconds: float, more: Mapping[str, Any], received: int | None
+    ) -> Outcome:
+        """End the training."""
+        return self._held[number].trainer.end(open_seconds, more, received)
+
+    def time_alone(self, plan: Plan) -> float | None:
+        """Samples per second of this node by itself, on a copy; None where it cannot be told.
+
+        What the others do meanwhile does not wait for it.
+        """
+        observe = dataclasses.replace(self.config.observe, tensorboard=False)
+        task = Task(
+            config=dataclasses.replace(self.config, observe=observe),
+            plan=plan,
+            run=self.run,
+            context=RankContext(),
+            board=self.board,
+            rehearsal=True,
+            process_is_new=False,
+        )
+        trainer = Trainer(task, self.parts, Recorder(), started=time.perf_counter())
+        try:
+            times = trainer.run_leg(FEWEST_TIMED + 1)
+        finally:
+            trainer.strategy.close()
+        middle = typical(times)[0]
+        return plan.batch_size / middle if middle else None
+
+    def leave(self, number: int) -> None:
+        """Give back what a plan holds, if it still does."""
+        held = self._held.pop(number, None)
+        if held is not None:
+            held.close()
+
+    def close(self) -> None:
+        """Give everything back."""
+        for number in list(self._held):
+            with contextlib.suppress(PacelineError, RuntimeError):
+                self.leave(number)
+
+
+@dataclass(kw_only=True)
+class _Held:
+    """A plan that is built on this node."""
+
+    trainer: Trainer
+    threads: int
+    stack: contextlib.ExitStack
+    _listening: contextlib.ExitStack | None = None
+
+    def listen(self, recorder: Recorder) -> None:
+        """Its waits are recorded and watched from now on; all nodes of the leg call it."""
+        if self._listening is None:
+            self._listening = contextlib.ExitStack()
+            self._listening.enter_context(heard(self.trainer.task, recorder))
+
+    def rest(self) -> None:
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+
+    def close(self) -> None:
+        self.rest()
+        self.stack.close()
+
+
+@contextlib.contextmanager
+def joined(
+    context: RankContext, hosts: Sequence[str], *, deadline: float
+) -> Iterator[tuple[Network, Crew]]:
+    """The network of all nodes, and the crew that they are."""
+    network = open_network(context, hosts, deadline=deadline)
+    try:
+        store = open_watch_store(context, deadline=deadline)
+        crew = Crew(store, context.node, list(hosts))
+        try:
+            yield network, crew
+        finally:
+            crew.close()
+    finally:
+        network.close()
+
+
+def probe(network: Network) -> tuple[float, float]:
+    """Bytes and seconds of a sum over all nodes that took long enough to tell; all call it."""
+    size, seconds = 2**16, 0.0
+    while True:
+        data = torch.zeros(size // 4)
+        network.barrier("a look at the network")
+        began = time.perf_counter()
+        network.sum(data, "a look at the network").wait()
+        # All nodes go by the longest time, and so agree on whether it was long enough.
+        own = [0.0] * network.size
+        own[network.rank] = time.perf_counter() - began
+        seconds = max(network.total(own, "a look at the network"))
+        if seconds >= PROBE_SECONDS or size >= PROBE_BYTES:
+            return float(size), seconds
+        size *= 4
+
+
+def follow(node: Node, alone: Plan) -> int:
+    """Carry out what the first node says, asleep in between, until the training ends.
+
+    `alone`: the part of a batch that this node may take, by which it finds out its own speed.
+    """
+    probe(node.network)
+    node.crew.on_stop(
+        lambda: open_watch_store(node.context, deadline=node.deadline, serves=False),
+        node.request_stop,
+    )
+    with node.signals.installed():
+        if node.crew.said_by(0, BEGINS_TOGETHER) is None:
+            with node.recorder.span("stand_by"):
+                _tell_speed(node, alone)
+        while True:
+            with node.recorder.span("stand_by"):
+                node.board.enter("stand by")
+                order = node.crew.next_order()
+            if order["do"] == "end":
+                node.crew.answer(did={})
+                return 0
+            try:
+                did = ORDERS[order["do"]](node, **order["words"])
+            except Exception as error:
+                # Others of the leg may wait for this node: they hear that it has left.
+                number = order["words"].get("number")
+                with contextlib.suppress(PacelineError, RuntimeError):
+                    node.leave(number)
+                node.crew.answer(refused=str(error), kind=type(error).__name__)
+            else:
+                node.crew.answer(did=did | {"received": node.signals.received})
+
+
+def _tell_speed(node: Node, alone: Plan) -> None:
+    """Say how fast this node is by itself; until then the first node counts on nothing from it."""
+    speed: float | None = None
+    # Legs show in time what is wrong here, and say it.
+    with contextlib.suppress(Exception):
+        speed = node.time_alone(alone)
+    node.crew.say("speed", speed or 0.0)
+
+
+def _enter(node: Node, number: int, plan: Any, members: list[int]) -> dict[str, Any]:
+    node.enter(number, decode(Plan, plan), members, started=time.perf_counter())
+    return {}
+
+
+def _take_over(node: Node, number: int, members: list[int], turn: int, new: bool) -> dict[str, Any]:
+    node.take_over(number, members, None, turn=turn, new=new)
+    return {}
+
+
+def _go(node: Node, number: int, until: int, patience: float | None) -> dict[str, Any]:
+    return dataclasses.asdict(node.go(number, until, patience))
+
+
+def _divide(node: Node, number: int, shares: list[float]) -> dict[str, Any]:
+    node.divide(number, shares)
+    return {}
+
+
+def _hand_over(node: Node, number: int, members: list[int], turn: int) -> dict[str, Any]:
+    node.hand_over(number, members, turn)
+    return {}
+
+
+def _finish(
+    node: Node, number: int, open_seconds: float, more: dict[str, Any], received: int | None
+) -> dict[str, Any]:
+    return dataclasses.asdict(node.finish(number, open_seconds, more, received))
+
+
+def _leave(node: Node, number: int) -> dict[str, Any]:
+    node.leave(number)
+    return {}
+
+
+ORDERS: Mapping[str, Callable[..., dict[str, Any]]] = {
+    "enter": _enter,
+    "take_over": _take_over,
+    "go": _go,
+    "divide": _divide,
+    "hand_over": _hand_over,
+    "finish": _finish,
+    "leave": _leave,
+}
+"""What a node can be told to do."""

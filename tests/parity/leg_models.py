@@ -1,0 +1,46 @@
+"""Models whose computing is sleeping, so that two nodes are faster than one on any machine."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+from torch import Tensor, nn
+
+SECONDS = 0.002
+"""For each sample of a forward pass."""
+
+
+class Paced(nn.Module):
+    """Two layers; with `centred`, a sample's output depends on the other samples."""
+
+    def __init__(self, *, centred: bool = False) -> None:
+        super().__init__()
+        self.centred = centred
+        self.first = nn.Linear(784, 64)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        time.sleep(SECONDS * len(images))
+        hidden = self.first(images.flatten(1))
+        if self.centred:
+            hidden = hidden - hidden.mean(dim=0)
+        return self.head(torch.relu(hidden))
+
+
+def paced() -> nn.Module:
+    """Can be trained in every way."""
+    return Paced()
+
+
+def elsewhere_missing() -> nn.Module:
+    """Cannot be built on the second node."""
+    if os.environ.get("PACELINE_NODE") == "1":
+        raise FileNotFoundError("no such file on this host")
+    return Paced()
+
+
+def centred() -> nn.Module:
+    """Cannot be trained on parts of a batch."""
+    return Paced(centred=True)

@@ -1,0 +1,100 @@
+"""Whole trainings in legs over nodes, one after the other in the same processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from node_runs import _environment, _mpiexec, free_port, run_all
+from runs import base_changes
+
+from paceline import api
+from paceline.config import dump_config, load_config
+from paceline.plan.teams import Way, team_name
+from paceline.schema import NodePlan, Plan, write_json
+from paceline.schema.legs import Leg, LegsOrder
+
+_SERIES = """
+import dataclasses, json, os, sys
+from pathlib import Path
+if "OMPI_COMM_WORLD_RANK" in os.environ:
+    os.environ["PACELINE_NODE"] = os.environ["OMPI_COMM_WORLD_RANK"]
+from paceline.config.environment import rank_context
+from paceline.run import RunDirectory
+from paceline.schema import read_json
+from paceline.schema.legs import LegsOrder
+from paceline.workflow.hosts import run_legs
+context = rank_context()
+for folder, port, nodes in json.loads(Path(sys.argv[1]).read_text()):
+    if context.node >= nodes:
+        continue
+    place = dataclasses.replace(context, port=port, nodes=nodes)
+    order = read_json(LegsOrder, Path(folder) / "order.json")
+    assert run_legs(RunDirectory(Path(folder)), place, order, silent=True) == 0, folder
+"""
+
+
+@dataclass(frozen=True)
+class LegsRun:
+    """One training of a series: how many nodes, its legs if they are given, its settings."""
+
+    nodes: int
+    changes: tuple[str, ...]
+    script: Sequence[Leg] = ()
+
+
+def everyone(nodes: int, batch: int = 24) -> Plan:
+    """All nodes, as a launcher would tell them."""
+    return Plan(nodes=tuple(NodePlan(host=f"host-{n}") for n in range(nodes)), batch_size=batch)
+
+
+def leg(nodes: int, first: int, updates: int, way: Way, **changes: object) -> Leg:
+    """A leg of some of the nodes; `shares` and `layers` besides fields of the plan."""
+    whole = everyone(nodes)
+    shares = changes.pop("shares", None) or (1.0,) * len(way.members)
+    layers = changes.pop("layers", ())
+    plan = dataclasses.replace(
+        whole,
+        nodes=tuple(
+            dataclasses.replace(whole.nodes[member], share=share)
+            for member, share in zip(way.members, shares, strict=True)  # type: ignore[call-overload]
+        ),
+        exchange=way.exchange,
+        partition="feature" if way.split else "none",
+        feature_layers=layers if way.split else (),
+        **changes,
+    )
+    words = [team_name(whole, way.members), way.exchange, f"{plan.memory_format}"]
+    words += ["split"] if way.split else []
+    return Leg(name=", ".join(words), plan=plan, first=first, updates=updates)
+
+
+def train_legs_over_nodes(
+    folder: Path, runs: Sequence[LegsRun], *, backend: str = "gloo", timeout: float = 600.0
+) -> list[Path]:
+    """The folders of the runs, which have ended well."""
+    size = max(run.nodes for run in runs)
+    folder.mkdir(parents=True, exist_ok=True)
+    places = []
+    for number, run in enumerate(runs):
+        path = folder / f"run-{number}"
+        path.mkdir()
+        config = api.resolve(
+            load_config(None, (*base_changes(), "local.strategy=auto", *run.changes))
+        )
+        (path / "config.toml").write_text(dump_config(config))
+        write_json(path / "plan.json", everyone(run.nodes, config.workload.global_batch(1)))
+        write_json(path / "order.json", LegsOrder(script=tuple(run.script)))
+        places.append((str(path), free_port(), run.nodes))
+    (folder / "series.json").write_text(json.dumps(places))
+    command = [sys.executable, "-c", _SERIES, str(folder / "series.json")]
+    if backend == "mpi4py":
+        commands = [([*_mpiexec(size), *command], 0)]
+    else:
+        commands = [(command, node) for node in range(size)]
+    run_all([(each, _environment(n, size, 0, backend)) for each, n in commands], timeout)
+    return [Path(path) for path, _, _ in places]

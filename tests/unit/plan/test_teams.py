@@ -1,0 +1,164 @@
+"""Which nodes train together, and what is expected of it, from figures that are made up."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from paceline.plan.pilot import Knowledge, expected, next_leg
+from paceline.plan.teams import (
+    Seen,
+    Way,
+    labels,
+    members_of,
+    options_over,
+    plan_of_way,
+    seconds_of_way,
+    setup_of_way,
+    team_name,
+    teams,
+    ways,
+)
+from paceline.schema import Config, ExchangeSettings, NodePlan, Numerics, Plan
+from paceline.schema.legs import Leg
+from paceline.train.shares import fairer_shares
+
+ABC = Plan(nodes=tuple(NodePlan(host=name) for name in "abc"), batch_size=300)
+SEEN = Seen(speeds=(100.0, 100.0, 100.0), wire=1e6, weights=1e6, state=3e6, setup=0.5)
+
+
+def names(config: Config, everyone: Plan = ABC, **changes: object) -> list[str]:
+    seen = dataclasses.replace(SEEN, **changes)  # type: ignore[arg-type]
+    return [o.name for o, _, _ in options_over(config, everyone, seen, images=False, split={})]
+
+
+def test_the_simplest_is_the_first_node_alone() -> None:
+    found = names(Config())
+    assert found[0] == "a alone"
+    assert set(found) == {
+        "a alone", "a and b", "a and b, ring", "a and b, reduce_broadcast",
+        "a, b and c", "a, b and c, ring", "a, b and c, reduce_broadcast",
+    }  # fmt: skip
+    assert found.index("a and b, ring") < found.index("a, b and c")
+
+
+def test_what_was_asked_for_by_name_is_not_explored() -> None:
+    ring = Config(exchange=ExchangeSettings(kind="ring"))
+    assert names(ring) == ["a alone", "a and b, ring", "a, b and c, ring"]
+    assert names(ring, speeds=(1.0, 1.0, 5.0)) == ["a alone", "a and c, ring", "a, b and c, ring"]
+    layout = Config(numerics=Numerics(memory_format="channels_last"))
+    assert names(layout)[0] == "a alone, channels_last"
+
+
+def test_numerics_that_change_results_are_options_only_when_allowed() -> None:
+    assert not any("bf16" in name for name in names(Config()))
+    assert "a alone, bf16" in names(Config(numerics=Numerics(allow=("bf16",))))
+
+
+def test_a_host_with_a_share_of_0_is_in_no_team() -> None:
+    assert teams([1.0, 2.0, 3.0], [1.0, 0.0, 1.0]) == [(0,), (0, 2)]
+
+
+def test_of_many_nodes_few_teams_are_considered() -> None:
+    found = teams([1.0] * 100, [1.0] * 100)
+    assert len(found) <= 6
+    assert {len(members) for members in found} >= {1, 99, 100}
+
+
+def test_split_layers_are_a_way_of_the_teams_that_have_them() -> None:
+    found = [way.name for way in ways(Config(), ABC, SEEN.speeds, splittable=[(0, 1, 2)])]
+    assert "a, b and c, split layers" in found
+    assert "a and b, split layers" not in found
+    by_hand = Config(exchange=ExchangeSettings(partition="manual", layers=("fc",)))
+    only = [way.name for way in ways(by_hand, ABC, SEEN.speeds, splittable=[(0, 1, 2)])]
+    assert only == ["a alone", "a, b and c, split layers"]
+
+
+def test_seconds_are_computing_and_what_it_does_not_hide() -> None:
+    alone, all_three = Way(members=(0,)), Way(members=(0, 1, 2))
+    assert seconds_of_way(alone, SEEN, 300, {}) == pytest.approx(3.0)
+    # 4/3 MB at 1 MB/s, of which 0.6 of one second is hidden.
+    assert seconds_of_way(all_three, SEEN, 300, {}) == pytest.approx(1 + 4 / 3 - 0.6)
+    fast = dataclasses.replace(SEEN, wire=1e9)
+    assert seconds_of_way(all_three, fast, 300, {}) == pytest.approx(1.0)
+    split = Way(members=(0, 1, 2), split=True)
+    assert seconds_of_way(split, SEEN, 300, {(0, 1, 2): 1e5}) == pytest.approx(1.0)
+    # The proof's updates, and three megabytes of state at one per second.
+    assert setup_of_way(all_three, fast, 300, {}) == pytest.approx(1 + 3 * 1.0, abs=0.01)
+    assert setup_of_way(alone, SEEN, 300, {}) == 0.5
+
+
+def decide(wire: float, updates: int = 2000) -> str:
+    """What is tried after a first leg alone, over this network."""
+    seen = dataclasses.replace(SEEN, wire=wire)
+    options = [o for o, _, _ in options_over(Config(), ABC, seen, images=False, split={})]
+    timed = {"update_seconds": 3.0, "error": 0.0, "best": "a alone", "plan": ABC}
+    legs = (
+        Leg(name="a alone", first=0, updates=4, role="first", seconds=12.0, **timed),
+        Leg(name="a alone", first=4, updates=4, role="keep", seconds=12.0, **timed),
+    )
+    known = Knowledge(options=options, updates=updates, legs=legs, position=8, elapsed=24.0)
+    return next_leg(known).name
+
+
+def test_the_pilot_tries_all_hosts_where_the_network_carries_it() -> None:
+    assert decide(wire=1e7) == "a, b and c"
+
+
+def test_the_pilot_leaves_hosts_out_where_the_network_would_make_them_slower() -> None:
+    assert decide(wire=1e5) == "a alone"
+
+
+def test_a_short_training_stays_where_it_began() -> None:
+    assert decide(wire=1e7, updates=12) == "a alone"
+
+
+def test_what_was_timed_replaces_what_was_expected() -> None:
+    seen = dataclasses.replace(SEEN, wire=1e9, measured={"a, b and c": 6.0})
+    options = [o for o, _, _ in options_over(Config(), ABC, seen, images=False, split={})]
+    known = Knowledge(options=options, updates=100)
+    slow = next(option for option in options if option.name == "a, b and c")
+    assert expected(known, slow, "a alone") == pytest.approx(2.0)
+
+
+def test_the_plan_of_a_way_has_its_nodes_and_shares_by_speed() -> None:
+    way = Way(members=(0, 2), exchange="ring")
+    plan = plan_of_way(ABC, way, ("fp32", "contiguous"), speeds=[1.0, 5.0, 3.0])
+    assert [(node.host, node.share) for node in plan.nodes] == [("a", 1 / 3), ("c", 1.0)]
+    assert (plan.exchange, plan.batch_size) == ("ring", 300)
+    assert members_of(ABC, plan) == (0, 2)
+
+
+def test_a_plan_of_hosts_that_are_not_there_has_no_members() -> None:
+    other = Plan(nodes=(NodePlan(host="a"), NodePlan(host="z")))
+    assert members_of(ABC, other) is None
+    assert members_of(ABC, Plan(nodes=(NodePlan(host="b"),))) == (1,)
+
+
+def test_slots_of_one_host_have_names_of_their_own() -> None:
+    nodes = [NodePlan(host="a", cores=(0,)), NodePlan(host="a", cores=(1,)), NodePlan(host="b")]
+    plan = Plan(nodes=tuple(nodes))
+    assert labels(plan) == ["a-0", "a-1", "b"]
+    assert team_name(plan, (0, 1)) == "a-0 and a-1"
+    assert members_of(plan, Plan(nodes=(nodes[0], nodes[1]))) == (0, 1)
+
+
+def test_many_hosts_are_counted_not_listed() -> None:
+    plan = Plan(nodes=tuple(NodePlan(host=f"h{n}") for n in range(8)))
+    assert team_name(plan, range(6)) == "6 of 8 hosts"
+
+
+def test_a_throttled_host_gets_fewer_samples_within_a_few_updates() -> None:
+    """A host at a quarter of its speed in the middle of an epoch."""
+    balanced = [[1.0, 1.02], [1.01, 0.99]] * 20
+    assert fairer_shares([0.5, 0.5], balanced) is None
+    throttled = [*balanced, *([[1.0, 4.0]] * 5)]
+    assert fairer_shares([0.5, 0.5], throttled) == pytest.approx([0.8, 0.2])
+    # Three hitches in a row are none.
+    assert fairer_shares([0.5, 0.5], [*balanced, *([[1.0, 4.0]] * 3)]) is None
+
+
+def test_a_node_without_a_share_stays_without() -> None:
+    found = fairer_shares([0.5, 0.0, 0.5], [[1.0, 0.0, 3.0]] * 8)
+    assert found == pytest.approx([0.75, 0.0, 0.25])
