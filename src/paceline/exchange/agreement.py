@@ -69,6 +69,19 @@ def _broadcast(network: Network, group: Sequence[torch.Tensor], name: str) -> No
         take_bytes(group, data)
 
 
+def broadcast_text(network: Network, text: str, name: str) -> str:
+    """The first node's text, on every node."""
+    data = text.encode() if network.rank == 0 else b""
+    length = torch.tensor([len(data)], dtype=torch.int64)
+    network.broadcast(length, 0, name)
+    if not int(length):
+        return ""
+    held = bytearray(data) if network.rank == 0 else bytearray(int(length))
+    content = torch.frombuffer(held, dtype=torch.uint8)
+    network.broadcast(content, 0, name)
+    return bytes(content.tolist()).decode()
+
+
 def agree_on_model(network: Network, model: nn.Module) -> None:
     """Give every node the first node's weights and buffers; refuse models that differ."""
     own = torch.tensor(list(bytes.fromhex(model_digest(model))), dtype=torch.uint8)
