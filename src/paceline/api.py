@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,10 +43,19 @@ class Workload:
     model: str | Callable[..., Any] = "mnist_cnn"
     """A name, "module:callable", or a function or class that makes a new `nn.Module`."""
     data: Any = "digits"
-    """A name, a folder, "module:callable", a map-style dataset, a pair (train, test), or a function
-    that gives one of these two."""
+    """A name, a folder, "module:callable", a map-style dataset, a pair (train, test), a function
+    that gives one of these two, or one or two DataLoaders."""
     loss: str | Callable[..., Any] = "cross_entropy"
-    """A name, or (outputs, targets) -> mean over the samples."""
+    """A name, or (outputs, targets) -> mean over the samples, or a dict as a step returns."""
+    step: str | Callable[..., Any] | None = None
+    """Instead of a loss: (model, batch) -> loss, or a dict with "loss", "weight" (by what the loss
+    is a mean: samples when left out) and what else is to be reported."""
+    collate_fn: str | Callable[..., Any] | None = None
+    """With a step: makes a batch of a list of samples, as a DataLoader's."""
+    metrics: Mapping[str, str | Callable[..., Any]] = field(default_factory=dict)
+    """What else is reported: name -> (outputs, targets) -> (sum, count), or a tensor of values."""
+    unit: str = "images"
+    """What rates count: samples, or as "tokens" what the step's weight counts."""
     optimizer: str | Callable[..., Any] = "adam"
     """A name, or parameters -> `torch.optim.Optimizer` (also given `lr` if it takes one)."""
     batch_size: int = 128
@@ -57,12 +66,16 @@ def train(
     workload: Workload | None = None,
     *,
     epochs: int = 5,
+    monitor: str = "auto",
     settings: Mapping[str, Any] | None = None,
     run: str | Path | None = None,
     resume: bool = False,
     silent: bool = False,
 ) -> Result:
     """Train, and find the fastest way meanwhile; `settings` are those of a configuration.
+
+    `monitor`: what makes weights the best, as "loss:min" or "mae:min"; left to itself, test
+    accuracy, or without classes test loss.
 
     >>> result = paceline.train(
     ...     paceline.Workload(model=MyNet, data=(train_set, test_set), batch_size=64),
@@ -71,7 +84,13 @@ def train(
     """
     names, given = _names_and_objects(workload or Workload())
     config = config_from(
-        {"name": "train", "train.epochs": epochs, **names, **flat_settings(settings or {})}
+        {
+            "name": "train",
+            "train.epochs": epochs,
+            "train.monitor": monitor,
+            **names,
+            **flat_settings(settings or {}),
+        }
     )
     _refuse_two_names(config, names)
     where = Path(run) if run is not None else None
@@ -87,15 +106,66 @@ def _names_and_objects(workload: Workload) -> tuple[dict[str, Any], Given | None
     """Settings for what is to be trained, and the objects that have no name to be found by."""
     from paceline.train.given import KEYS, Given
 
-    names: dict[str, Any] = {"workload.batch_size": workload.batch_size}
+    workload, order = _without_loaders(workload)
+    names: dict[str, Any] = {
+        **order,
+        "workload.batch_size": workload.batch_size,
+        "workload.unit": workload.unit,
+    }
     objects: dict[str, Any] = {}
     for part, key in KEYS.items():
         value = getattr(workload, part)
+        if value is None:
+            continue
+        if part == "metrics":
+            names[key], handed = _named_metrics(value)
+            objects |= {part: handed} if handed else {}
+            continue
         name = value if isinstance(value, str) else reference_to(value)
         if name is None:
             name, objects[part] = object_name(value), value
         names[key] = name
+    if workload.step is not None and workload.loss == "cross_entropy":
+        del names[KEYS["loss"]]
     return names, Given(**objects) if objects else None
+
+
+def _without_loaders(workload: Workload) -> tuple[Workload, dict[str, Any]]:
+    """With what DataLoaders read instead of them, and the setting of the order."""
+    from paceline.data.loaders import taken_apart
+
+    loaded = taken_apart(workload.data)
+    if loaded is None:
+        return workload, {}
+    usual = type(workload).batch_size
+    if workload.batch_size not in (usual, loaded.batch_size):
+        raise ConfigError(
+            f"batch_size = {workload.batch_size}, but the DataLoader has {loaded.batch_size}: leave"
+            " it out of one of them"
+        )
+    if loaded.collate_fn is not None and workload.step is None:
+        raise ConfigError(
+            "the DataLoader has a collate_fn of its own, whose batches only a step takes: give the"
+            " workload a step"
+        )
+    changed = dataclasses.replace(
+        workload,
+        data=loaded.data,
+        batch_size=loaded.batch_size,
+        collate_fn=workload.collate_fn or loaded.collate_fn,
+    )
+    return changed, {"data.shuffle": loaded.shuffle, "data.processes": loaded.processes}
+
+
+def _named_metrics(metrics: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """What a configuration says of each metric, and those that came as objects."""
+    names, objects = {}, {}
+    for name, value in metrics.items():
+        found = value if isinstance(value, str) else reference_to(value)
+        if found is None:
+            found, objects[name] = object_name(value), value
+        names[name] = found
+    return names, objects
 
 
 def _refuse_two_names(config: Config, names: Mapping[str, Any]) -> None:
@@ -186,6 +256,9 @@ def resolve(config: Config) -> Config:
         model=_from_anywhere(work.model),
         data=_from_anywhere(work.data),
         loss=_from_anywhere(work.loss),
+        step=_from_anywhere(work.step),
+        collate_fn=_from_anywhere(work.collate_fn),
+        metrics={name: _from_anywhere(value) for name, value in work.metrics.items()},
         weights=str(Path(work.weights).resolve()) if work.weights else None,
     )
     return with_versions(

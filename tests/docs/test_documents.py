@@ -34,6 +34,32 @@ def test_the_python_of_the_readme_trains(tmp_path: Path) -> None:
     assert (tmp_path / run / "metrics.jsonl").exists()
 
 
+def test_the_python_of_the_page_about_python_trains(tmp_path: Path) -> None:
+    (code,) = blocks(ROOT / "docs" / "python.md", "python")
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    best, training = done.stdout.splitlines()[-1].split()
+    assert float(best) > 0
+    assert training == "False"
+
+
+EXAMPLES = {"two_inputs": "off by", "small_gpt": "def "}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_of_steps_train(tmp_path: Path, name: str) -> None:
+    code = (ROOT / "examples" / f"{name}.py").read_text()
+    (tmp_path / "example.py").write_text(re.sub(r"epochs=\d+", "epochs=1", code))
+    done = subprocess.run(
+        [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stderr
+    assert EXAMPLES[name] in done.stdout
+
+
 def test_the_settings_of_the_readme_are_settings() -> None:
     text, hosts = blocks(ROOT / "README.md", "toml")
     assert [host["name"] for host in tomllib.loads(hosts)["host"]] == ["big", "small"]

@@ -22,11 +22,13 @@ from torch import nn
 from paceline import local, models
 from paceline.config.environment import rank_context, shared_memory
 from paceline.data.sampler import apportion
+from paceline.data.samples import Stacked
 from paceline.launch.local import run_ranks
 from paceline.launch.rank import die_with_parent, leave, record_failure
 from paceline.local import processes
 from paceline.local.base import Job
 from paceline.local.board import Arena, Board
+from paceline.local.steps import Supervised
 from paceline.local.tiles import describe_tiles
 from paceline.run import RunDirectory
 from paceline.schema import NodePlan, RankContext
@@ -53,7 +55,7 @@ class Case:
     def job(self, **places: Any) -> Job:
         return Job(
             build_model=lambda: _model(self.model),
-            loss=nn.functional.cross_entropy,
+            step=Supervised(loss=nn.functional.cross_entropy),
             build_optimizer=_optimizer(self.optimizer),
             elementwise=True,
             node=NodePlan(**self.node),
@@ -92,7 +94,7 @@ def train(case: Case, job: Job) -> tuple[dict[str, torch.Tensor], dict[str, Any]
         parts = apportion(size, [1.0] * strategy.workers, strategy.least)
         first = sum(parts[: strategy.worker])
         own = slice(first, first + parts[strategy.worker])
-        result = strategy.update(inputs[own], targets[own], size, step)
+        result = strategy.update(Stacked(inputs[own], targets[own]), size, step)
         if not strategy.reads_inputs and strategy.workers == 1 and result.samples:
             assert result.samples == size
     strategy.prepare_evaluation()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ SAMPLES, BATCH, EPOCHS, RATE = 60, 16, 2, 0.05
 POINTS = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1))
 LABELS = (POINTS.sum(dim=1) > 0).long()
 TRAIN, TEST = TensorDataset(POINTS, LABELS), TensorDataset(POINTS[:20], LABELS[:20])
-SEVERAL = ("processes", "pipeline", "hybrid", "hogwild")
 
 
 class Net(nn.Module):
@@ -151,6 +151,14 @@ class Turned(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, Any]:
         return POINTS[index], self.target_transform(LABELS[index])
+
+
+class Locked(Turned):
+    """Cannot be sent to another process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
 
 
 class TwoInputs(Turned):
@@ -302,6 +310,18 @@ def weights(result: Any, model: Any) -> dict[str, Any]:
     return result.load_model(built(model)).state_dict()
 
 
+def several(runs: Runs) -> None:
+    """Objects in other processes, and one that stays."""
+    result = runs.train("several", "all parts", "processes", {"data": lambda: (TRAIN, TEST)})
+    runs.found["several/all parts/processes"]["difference"] = differences(
+        weights(result, Net), plain_loop(**BASE)
+    )
+    result = runs.train("several", "a lock", "auto", {"data": (Locked(), Locked())})
+    runs.found["several/a lock/auto"]["difference"] = differences(
+        weights(result, Net), plain_loop(**{**BASE, "data": (Turned(), Turned())})
+    )
+
+
 def compare(runs: Runs, group: str, cases: dict[str, dict[str, Any]], strategy: str) -> None:
     for name, changes in cases.items():
         result = runs.train(group, name, strategy, changes)
@@ -313,16 +333,8 @@ def compare(runs: Runs, group: str, cases: dict[str, dict[str, Any]], strategy: 
 
 
 def refuse(runs: Runs) -> None:
-    for strategy in SEVERAL:
-        runs.train("several", "class", strategy, {})
-    for part, value in (("data", two_sets), ("loss", own_loss), ("optimizer", own_optimizer)):
-        only = {
-            "model": "mnist_cnn",
-            "data": "digits",
-            "loss": "cross_entropy",
-            "optimizer": "adam",
-        }
-        runs.train("several", part, "processes", {**only, part: value})
+    locked = {"data": (Locked(), Locked())}
+    runs.train("several", "a lock", "processes", locked)
     runs.found["several/hosts"] = refused_on_hosts(runs.folder)
     for name, changes in REFUSED.items():
         runs.train("refused", name, "threads", changes)
@@ -363,16 +375,10 @@ def resume(runs: Runs) -> None:
     kept = (runs.folder / "Net" / "config.toml").read_text()
     stored = runs.folder / "Net" / "plan.json"
     plan = stored.read_text()
-    stored.write_text(plan.replace('"sequential"', '"processes"'))
-    ways: dict[str, dict[str, Any]] = {
-        "plan with processes": {},
-        "another strategy": {"settings": {"local.strategy": "processes"}},
-    }
     again = {"run": runs.folder / "Net", "epochs": 9, "resume": True}
-    for name, more in ways.items():
-        runs.train("resume", name, "sequential", {}, **again, **more)
+    other = {"settings": {"local.strategy": "processes"}}
+    runs.train("resume", "another strategy", "sequential", {}, **again, **other)
     runs.train("resume", "another model", "sequential", {"model": Lazy}, **again)
-    stored.write_text(plan)
     runs.train("resume", "fewer samples", "sequential", {"data": lambda: two_sets(40)}, **again)
     fewer = pair(POINTS[:40], LABELS[:40])
     name = "fewer samples of the same kind"
@@ -391,6 +397,7 @@ if __name__ == "__main__":
     )
     compare(all_runs, "odd", ODD, "sequential")
     compare(all_runs, "odd", {"lazy": ODD["lazy"]}, "replicas")
+    several(all_runs)
     refuse(all_runs)
     resume(all_runs)
     print(json.dumps(all_runs.found))

@@ -22,11 +22,13 @@ from torch import nn
 from paceline import local
 from paceline.config.environment import rank_context, shared_memory
 from paceline.data.sampler import apportion
+from paceline.data.samples import Stacked
 from paceline.errors import UserError
 from paceline.launch.local import run_ranks
 from paceline.launch.rank import die_with_parent, leave, record_failure
 from paceline.local.base import Job
 from paceline.local.board import Arena, Board
+from paceline.local.steps import Supervised
 from paceline.local.tiles import describe_tiles
 from paceline.run import RunDirectory
 from paceline.schema import NodePlan, RankContext
@@ -74,7 +76,7 @@ class Odd:
         inputs = self.batches()[0][0]
         return Job(
             build_model=self.build,
-            loss=nn.functional.cross_entropy,
+            step=Supervised(loss=nn.functional.cross_entropy),
             build_optimizer=self.optimize,
             elementwise=True,
             node=NodePlan(**self.node),
@@ -116,7 +118,7 @@ def train(case: Odd, job: Job) -> Found:
             parts = apportion(len(targets), [1.0] * strategy.workers, strategy.least)
             first = sum(parts[: strategy.worker])
             own = slice(first, first + parts[strategy.worker])
-            strategy.update(inputs[own], targets[own], len(targets), step)
+            strategy.update(Stacked(inputs[own], targets[own]), len(targets), step)
         strategy.prepare_evaluation()
         weights = {n: t.detach().clone() for n, t in strategy.model.state_dict().items()}
         return flat(weights, strategy.optimizer_state())

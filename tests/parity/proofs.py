@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import torch
-
 from paceline import api, local
 from paceline.config import load_config
 from paceline.config.environment import rank_context, shared_memory
+from paceline.data.samples import Samples
 from paceline.errors import ProofError
 from paceline.launch.local import run_ranks
 from paceline.launch.rank import die_with_parent, record_failure
@@ -64,20 +63,18 @@ class Claim:
 class TooLongReplicas(Replicas):
     """A strategy with a fault."""
 
-    def _apply(self) -> None:
+    def _apply(self, result: StepResult, total: int) -> None:
         dict(self._named)["1.weight"].grad.mul_(1.01)  # type: ignore[union-attr]
-        super()._apply()
+        super()._apply(result, total)
 
 
 class TooLongProcesses(Processes):
     """A strategy with a fault."""
 
-    def update(
-        self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
-    ) -> StepResult:
+    def update(self, samples: Samples, total: int, step: int) -> StepResult:
         hook = dict(self.model.named_parameters())["1.weight"].register_hook(lambda g: g * 1.01)
         try:
-            return super().update(inputs, targets, total, step)
+            return super().update(samples, total, step)
         finally:
             hook.remove()
 

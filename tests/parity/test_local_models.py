@@ -18,6 +18,7 @@ from odd_cases import Odd, alone, plain, run_odd
 from runs import assert_same
 
 from paceline import local
+from paceline.data.samples import Stacked
 
 EXACT = ""
 """The expected words of a refusal that does not come."""
@@ -169,7 +170,7 @@ def test_state_that_replicas_have_reached_is_the_models() -> None:
     case = Odd(model="Counter", node={"strategy": "replicas", "replicas": 2})
     strategy = local.build(case.job())
     for step, (inputs, targets) in enumerate(case.batches()):
-        strategy.update(inputs, targets, len(targets), step)
+        strategy.update(Stacked(inputs, targets), len(targets), step)
     strategy.prepare_evaluation()
     assert strategy.model.calls == len(case.sizes)
     strategy.close()

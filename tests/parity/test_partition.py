@@ -29,6 +29,7 @@ from torch._C._distributed_c10d import HashStore
 
 from paceline.cost.split import Division, LinearLayer, Placed, arrange, step_bytes
 from paceline.data.sampler import apportion
+from paceline.data.samples import Stacked
 from paceline.errors import UnsupportedError, WorkerError
 from paceline.exchange.allreduce import AllReduce
 from paceline.exchange.base import Setting
@@ -39,6 +40,7 @@ from paceline.exchange.split_linear import SplitLinear
 from paceline.exchange.splittable import Trial, look_at
 from paceline.local.base import Job
 from paceline.local.single import Threads
+from paceline.local.steps import Supervised
 from paceline.schema import ExchangeSettings, NodePlan
 
 Saved = tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]
@@ -190,7 +192,7 @@ def make_job(case: Case, network: Network | None) -> Job:
         partition = Partition(network, case.layers, case.shares, 16)
     return Job(
         build_model=build,
-        loss=nn.functional.cross_entropy,
+        step=Supervised(loss=nn.functional.cross_entropy),
         build_optimizer=optimizer,
         elementwise=True,
         node=NodePlan(),
@@ -231,7 +233,7 @@ def run_steps(strategy: Threads, case: Case, network: Network | None, steps: ran
             parts = apportion(len(targets), case.shares)
             start = sum(parts[: network.rank])
             rows = slice(start, start + parts[network.rank])
-        strategy.update(inputs[rows], targets[rows], len(targets), step)
+        strategy.update(Stacked(inputs[rows], targets[rows]), len(targets), step)
 
 
 def flat_state(strategy: Threads) -> dict[str, torch.Tensor]:
@@ -462,7 +464,9 @@ def test_a_node_without_samples_adds_nothing_to_outputs_of_any_structure() -> No
     def work(network: Network | None) -> dict[str, torch.Tensor]:
         case = Case(shares=(1.0, 0.0))
         job = dataclasses.replace(
-            make_job(case, network), build_model=lambda: copy.deepcopy(model), loss=loss
+            make_job(case, network),
+            build_model=lambda: copy.deepcopy(model),
+            step=Supervised(loss=loss, weighs=True),
         )
         strategy = Threads(job)
         run_steps(strategy, case, network, range(3))

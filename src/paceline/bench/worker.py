@@ -24,6 +24,7 @@ from paceline.bench.trials import Bench, Timing, Timings, Trial
 from paceline.config import config_from
 from paceline.config.environment import rank_context
 from paceline.data.sampler import GlobalSampler, apportion
+from paceline.data.samples import Stacked
 from paceline.errors import PacelineError
 from paceline.exchange import exchange_class
 from paceline.exchange.network import Network, Traffic
@@ -64,8 +65,8 @@ class PlanStepper(Stepper):
         share = [0.0 if node.role == "server" else node.share for node in plan.nodes]
         batch = _batch(parts, plan.batch_size)
         sizes = apportion(len(batch[1]), share)
-        self._inputs = torch.split(batch[0], sizes)[context.node].clone()
-        self._targets = torch.split(batch[1], sizes)[context.node].clone()
+        own_part = (torch.split(each, sizes)[context.node].clone() for each in batch)
+        self._samples = Stacked(*own_part)
         self.samples = sizes[context.node]
         own = alone or exchange_class(plan.exchange).own_loss
         self._total = self.samples if own else len(batch[1])
@@ -95,7 +96,7 @@ class PlanStepper(Stepper):
         if (exchange := self._job.exchange) is not None:
             exchange.before_update(self._total)
             exchange.begin(update=update, rate=0.0, samples=self.samples, total=self._whole)
-        self._strategy.update(self._inputs, self._targets, self._total, update)
+        self._strategy.update(self._samples, self._total, update)
 
     def close(self) -> None:
         self._strategy.close()
@@ -127,7 +128,7 @@ class StockStepper(Stepper):
 
     def step(self, update: int) -> None:
         loss = self._loss(self._model(self._inputs), self._targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 

@@ -104,6 +104,18 @@ def _check_names(config: Config) -> None:
             f"optimizer.name = {shown(name)} is not one of {', '.join(OPTIMIZERS)},"
             ' nor a reference as "module:callable"'
         )
+    for key in ("step", "collate_fn"):
+        named = getattr(config.workload, key)
+        if named and ":" not in named:
+            raise ConfigError(
+                f"workload.{key} = {shown(named)} is no reference: write 'module:callable'"
+            )
+    for metric, named in config.workload.metrics.items():
+        if ":" not in named:
+            raise ConfigError(
+                f"workload.metrics.{metric} = {shown(named)} is no reference: write"
+                " 'module:callable'"
+            )
     loss = config.workload.loss
     if loss != "cross_entropy" and ":" not in loss:
         raise ConfigError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,12 @@ from paceline.schema.signature import Pictures, Signature
 from paceline.text import user_path
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     import torch
+
+    from paceline.data.samples import Samples
 
 
 class Source(abc.ABC):
@@ -29,6 +33,9 @@ class Source(abc.ABC):
 
     concurrent: bool = True
     """True: may be fetched in a background thread."""
+
+    processes: int = 0
+    """Processes that fetch batches ahead, all workers together; 0: none but the training's own."""
 
     targets: np.ndarray | None = None
     """Every target in sample order, as `fetch` gives it, where known without reading samples."""
@@ -48,6 +55,14 @@ class Source(abc.ABC):
         The result depends on the arguments and the seed the source was opened with, on nothing
         else: not on who asks, in which order, or how often.
         """
+
+    def samples(
+        self, indices: np.ndarray, *, epoch: int, augment: bool, sizes: Sequence[int] = ()
+    ) -> Samples:
+        """What a step gets of these samples; `sizes`: the parts in which it is computed."""
+        from paceline.data.samples import Stacked
+
+        return Stacked(*self.fetch(indices, epoch=epoch, augment=augment))
 
     @property
     def labels(self) -> np.ndarray | None:
@@ -93,6 +108,12 @@ class DataRequest:
     """Folder for decoded data; none: ~/.cache/paceline."""
     workers: int = 0
     """Threads that decode images; 0: as many as cores are visible to this process."""
+    processes: int = 0
+    """Processes that fetch samples of the user's own dataset; 0: the training's own."""
+    nested: bool = False
+    """Samples may be anything that a step takes, not only pairs (input, target)."""
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    """Makes a batch of a list of samples; none: as torch's DataLoader does."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of this one data set, such as `shape` of `synthetic` or `flip` of a folder."""
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 from paceline.data.base import Source
 from paceline.data.sampler import GlobalSampler, apportion
+from paceline.data.samples import Samples, Stacked
+from paceline.errors import PacelineError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -23,16 +27,26 @@ Result = TypeVar("Result")
 class Batch:
     """One worker's part of one global batch."""
 
-    inputs: torch.Tensor
-    targets: torch.Tensor
-    count: int
-    """Samples in this part."""
+    samples: Samples
     total: int
     """Samples in the global batch that it belongs to."""
     read_seconds: float
     """What fetching took, ahead of time or not."""
     wait_seconds: float
     """How long the training loop stood still for it."""
+
+    @property
+    def count(self) -> int:
+        """Samples in this part."""
+        return self.samples.count
+
+    @property
+    def inputs(self) -> torch.Tensor:
+        return self.samples.inputs
+
+    @property
+    def targets(self) -> torch.Tensor:
+        return self.samples.targets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +63,8 @@ class Feed:
     augment: bool = True
     reads_inputs: bool = True
     """False for a worker that gets its inputs from another one and needs targets only."""
+    parts: Callable[[int], Sequence[int]] = lambda count: [count]
+    """Into which parts the worker divides so many samples again."""
     ahead: int = 2
     """Batches that are read before they are asked for."""
 
@@ -68,27 +84,35 @@ class Feed:
     def _read(
         self, plan: list[tuple[np.ndarray, int]], *, epoch: int, augment: bool
     ) -> Generator[Batch]:
-        def fetch(item: tuple[np.ndarray, int]) -> tuple[torch.Tensor, torch.Tensor, int, float]:
+        def fetch(item: tuple[np.ndarray, int]) -> tuple[Samples, int, float]:
             indices, total = item
             start = time.perf_counter()
             if not self.reads_inputs and self.source.targets is not None:
-                inputs = torch.empty(0)
                 targets = torch.from_numpy(self.source.targets[indices])
+                samples: Samples = Stacked(torch.empty(0), targets)
             else:
-                inputs, targets = self.source.fetch(indices, epoch=epoch, augment=augment)
-            return inputs, targets, total, time.perf_counter() - start
+                sizes = self.parts(len(indices))
+                samples = self.source.samples(indices, epoch=epoch, augment=augment, sizes=sizes)
+            return samples, total, time.perf_counter() - start
 
-        results = _ahead(fetch, plan, self.ahead) if self.source.concurrent else map(fetch, plan)
+        if self.source.processes:
+            readers = -(-self.source.processes // len(self.shares))
+            results = _in_processes(fetch, plan, min(readers, max(1, len(plan))))
+        else:
+            results = _ahead(fetch, plan, self.ahead if self.source.concurrent else 0)
+        # Closed with this one: whoever reads ahead must not outlive it.
+        with contextlib.closing(results):
+            yield from self._timed(results)
+
+    def _timed(self, results: Generator[tuple[Samples, int, float]]) -> Generator[Batch]:
         while True:
             start = time.perf_counter()
             try:
-                inputs, targets, total, seconds = next(results)
+                samples, total, seconds = next(results)
             except StopIteration:
                 return
             yield Batch(
-                inputs=inputs,
-                targets=targets,
-                count=len(targets),
+                samples=samples,
                 total=total,
                 read_seconds=seconds,
                 wait_seconds=time.perf_counter() - start,
@@ -112,10 +136,54 @@ def evaluation_batches(
     return feed._read([(piece, len(piece)) for piece in pieces], epoch=0, augment=False)
 
 
+class _Computed:
+    """A dataset whose items are what a function makes of others."""
+
+    def __init__(self, function: Callable[[Any], Any], items: Sequence[Any]) -> None:
+        self._function, self._items = function, items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> Any:
+        try:
+            return self._function(self._items[index])
+        except PacelineError as error:  # a DataLoader would wrap it in a traceback
+            return error
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _in_processes(
+    function: Callable[[Item], Result], items: Sequence[Item], count: int
+) -> Generator[Result]:
+    """`map`, computed ahead by a DataLoader's processes; errors arrive in order."""
+    loader: DataLoader[Any] = DataLoader(
+        _Computed(function, items),  # type: ignore[arg-type]
+        batch_size=None,
+        collate_fn=_as_it_is,
+        num_workers=count,
+        multiprocessing_context="fork",  # nothing need be pickled, and nothing is run again
+    )
+    reading: Any = iter(loader)
+    try:
+        for found in reading:
+            if isinstance(found, PacelineError):
+                raise found
+            yield found
+    finally:
+        reading._shutdown_workers()
+
+
 def _ahead(
     function: Callable[[Item], Result], items: Iterable[Item], depth: int
-) -> Iterator[Result]:
+) -> Generator[Result]:
     """`map`, computed up to `depth` items ahead in a thread; errors arrive in order."""
+    if not depth:
+        yield from map(function, items)
+        return
     ready: queue.Queue[tuple[Result | None, BaseException | None, bool]] = queue.Queue(depth)
     stop = threading.Event()
 

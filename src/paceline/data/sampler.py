@@ -63,10 +63,10 @@ class GlobalSampler:
     [0, 1, 2, 3, 4]
     """
 
-    def __init__(self, *, samples: int, batch_size: int, seed: int) -> None:
+    def __init__(self, *, samples: int, batch_size: int, seed: int, shuffle: bool = True) -> None:
         if samples < 1:
             raise ConfigError(f"{samples} samples cannot be trained on: at least 1 is needed")
-        self.samples = samples
+        self.samples, self.shuffle = samples, shuffle
         self.batch_size = min(batch_size, samples)
         self.seed = seed
         self._epoch = -1
@@ -81,7 +81,8 @@ class GlobalSampler:
         """All samples in the order of this epoch."""
         if epoch != self._epoch:
             generator = np.random.default_rng([self.seed, epoch])
-            self._order = generator.permutation(self.samples)
+            numbers = np.arange(self.samples)
+            self._order = generator.permutation(self.samples) if self.shuffle else numbers
             self._epoch = epoch
         return self._order
 

@@ -9,7 +9,11 @@ import numpy as np
 from paceline.data.base import Skipped, Source
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
+
+    from paceline.data.samples import Samples
 
 # Keeps the streams of random numbers apart that are drawn from one seed.
 SPLIT_STREAM, LIMIT_STREAM, FLIP_STREAM, ITEM_STREAM = 1, 2, 3, 4
@@ -47,7 +51,7 @@ class Subset(Source):
         self.numbers = np.asarray(numbers, dtype=np.int64)
         self.sample_shape = source.sample_shape
         self.sample_dtype = source.sample_dtype
-        self.concurrent = source.concurrent
+        self.concurrent, self.processes = source.concurrent, source.processes
         if source.targets is not None:
             self.targets = source.targets[self.numbers]
 
@@ -58,6 +62,11 @@ class Subset(Source):
         self, indices: np.ndarray, *, epoch: int, augment: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return self.source.fetch(self.numbers[indices], epoch=epoch, augment=augment)
+
+    def samples(
+        self, indices: np.ndarray, *, epoch: int, augment: bool, sizes: Sequence[int] = ()
+    ) -> Samples:
+        return self.source.samples(self.numbers[indices], epoch=epoch, augment=augment, sizes=sizes)
 
     @property
     def labels(self) -> np.ndarray | None:

@@ -71,6 +71,11 @@ class Exchange(ABC):
     """The loss is the mean over the node's own samples, not over the global batch."""
     summary: ClassVar[str] = ""
 
+    @property
+    def adds_up(self) -> bool:
+        """Whether it adds up any number that is attached like a gradient, to the last digit."""
+        return False
+
     def __init__(self, setting: Setting) -> None:
         self.setting, self.network = setting, setting.network
         self._weights: list[torch.Tensor] = []
@@ -127,6 +132,10 @@ class Summing(Exchange):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._buckets: Buckets | None = None
+
+    @property
+    def adds_up(self) -> bool:
+        return self.setting.options.compression == "none"
 
     @abstractmethod
     def sum(self, flat: torch.Tensor, number: int) -> Waitable:

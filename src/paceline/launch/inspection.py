@@ -162,7 +162,7 @@ class Inspection:
 def wanted_facts(config: Config) -> dict[str, Any]:
     """What the checks must know of a configuration."""
     work = config.workload
-    named = (work.model, work.loss, config.optimizer.name)
+    named = (*work.code.values(), config.optimizer.name)
     sources = [name for name in named if is_reference(name)]
     if work.weights:
         sources.append(work.weights)

@@ -42,8 +42,11 @@ SHOW_SECONDS = 0.1
 """How often the first rank tells how far it is."""
 
 
-def main(run_path: str, handover: int, answers: int) -> int:
-    """Stand by, and take part in legs, until there are no more orders."""
+def main(run_path: str, handover: int, answers: int, objects: int | None = None) -> int:
+    """Stand by, and take part in legs, until there are no more orders.
+
+    `objects`: where what a Python program handed over lies.
+    """
     die_with_parent(shared_memory().parent)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the training's own process decides who stops when
@@ -51,7 +54,7 @@ def main(run_path: str, handover: int, answers: int) -> int:
     context = rank_context()
     try:
         with os.fdopen(answers, "w", buffering=1) as stream:
-            LegRank(run, handover, stream).serve(sys.stdin)
+            LegRank(run, handover, stream, objects).serve(sys.stdin)
         return 0
     except BaseException as error:
         record_failure(run, context, error)
@@ -73,16 +76,20 @@ def read_order(line: str) -> dict[str, Any]:
 class LegRank:
     """One rank, from leg to leg."""
 
-    def __init__(self, run: RunDirectory, handover: int, answers: IO[str]) -> None:
+    def __init__(
+        self, run: RunDirectory, handover: int, answers: IO[str], objects: int | None
+    ) -> None:
         # While nothing is asked of it yet: importing torch takes a second.
+        from paceline.launch.parcel import receive
         from paceline.local.memory import keep_freed_memory
-        from paceline.train.parts import make_parts
+        from paceline.train.parts import Given, make_parts
 
         keep_freed_memory()
         self._run, self._handover, self._answers = run, handover, answers
         self._context = rank_context()
         self._config = load_config(run.config)
-        self._parts = make_parts(self._config)
+        self._given = Given(**receive(objects)) if objects is not None else None
+        self._parts = make_parts(self._config, self._given)
         self._open = contextlib.ExitStack()
         self._trainer: Trainer | None = None
         self._legs = 0
@@ -128,6 +135,7 @@ class LegRank:
             context=dataclasses.replace(
                 self._context, world_size=node.ranks, local_size=node.ranks
             ),
+            given=self._given,
             board=board,
             arena=Arena(shared_memory().arena, board),
             view=_ToldView(self._answers) if number == 0 else SilentView(),
@@ -241,4 +249,4 @@ class _ToldView:
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    leave(main(sys.argv[1], *map(int, sys.argv[2:])))

@@ -75,17 +75,23 @@ def run_ranks(
     silent: bool = False,
     context: RankContext | None = None,
     watch: Callable[[Board], None] | None = None,
+    objects: dict[str, Any] | None = None,
 ) -> int:
     """Run every rank of this node to its end; the first rank's exit code, or an error.
 
     `context`: the first rank's place, where there are other nodes. `watch` gets the board.
+    `objects`: what a Python program handed over instead of names, by part.
     """
     context = context or RankContext(world_size=node.ranks)
     context = dataclasses.replace(context, local_rank=0, local_size=node.ranks)
     ranks = Ranks(run, context.rank)
     try:
         # Before any import: a KeyboardInterrupt could be lost in some module's.
-        with handled(_forwarding(ranks)), _shared_memory(silent=silent) as memory:
+        with (
+            handled(_forwarding(ranks)),
+            _shared_memory(silent=silent) as memory,
+            _sent(objects) as sent,
+        ):
             from paceline.local.board import Board
 
             ranks.board = Board(memory.board, ranks=node.ranks, rank=0)
@@ -94,7 +100,8 @@ def run_ranks(
             for number in range(node.ranks):
                 (run.rank(context.rank + number) / "error.json").unlink(missing_ok=True)
                 place = dataclasses.replace(context, rank=context.rank + number, local_rank=number)
-                ranks.processes.append(_start(run, node, place, memory, (module, *arguments)))
+                program = (module, *arguments, *map(str, sent))
+                ranks.processes.append(_start(run, node, place, memory, program, sent))
             _watch(ranks, ranks.board)
         return ranks.processes[0].returncode
     except WorkerError:
@@ -120,12 +127,28 @@ def _shared_memory(*, silent: bool) -> Iterator[SharedMemory]:
         os.close(arena)
 
 
+@contextlib.contextmanager
+def _sent(objects: dict[str, Any] | None) -> Iterator[tuple[int, ...]]:
+    """The descriptor of what goes to the ranks, if anything does."""
+    if not objects:
+        yield ()
+        return
+    from paceline.launch.parcel import send
+
+    descriptor = send(objects)
+    try:
+        yield (descriptor,)
+    finally:
+        os.close(descriptor)
+
+
 def _start(
     run: RunDirectory,
     node: NodePlan,
     context: RankContext,
     memory: SharedMemory,
     program: tuple[str, ...],
+    descriptors: tuple[int, ...],
 ) -> subprocess.Popen[bytes]:
     environment = (
         os.environ
@@ -137,7 +160,7 @@ def _start(
     return subprocess.Popen(
         [sys.executable, "-m", program[0], str(run.path), *program[1:]],
         env=environment,
-        pass_fds=(memory.board, memory.arena),
+        pass_fds=(memory.board, memory.arena, *descriptors),
         # A session of its own: Ctrl-C reaches the launcher alone, which decides who hears of it.
         start_new_session=True,
         stdin=subprocess.DEVNULL,
@@ -198,7 +221,7 @@ def check_heartbeats(ranks: Ranks, board: Any) -> None:
 
 def _is_stopped(process: int) -> bool:
     try:
-        return psutil.Process(process).status() == psutil.STATUS_STOPPED
+        return bool(psutil.Process(process).status() == psutil.STATUS_STOPPED)
     except psutil.Error:
         return False  # it has just ended, which is noticed elsewhere
 

@@ -66,15 +66,15 @@ def write_failure(folder: Path, context: RankContext, error: BaseException) -> N
         print(f"rank {context.rank}: {told}", file=sys.stderr, flush=True)
 
 
-def main(run_path: str) -> int:
-    """Train one rank's part of the run."""
+def main(run_path: str, objects: str = "") -> int:
+    """Train one rank's part of the run; `objects`: where what a Python program gave lies."""
     context = rank_context()
     die_with_parent(shared_memory().parent)
     run = RunDirectory(Path(run_path))
     heed_signals(context)
     try:
         with run.explained():
-            return _train(run, context)
+            return _train(run, context, int(objects) if objects else None)
     except BaseException as error:
         record_failure(run, context, error)
         return 1
@@ -95,7 +95,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
     os._exit(1)  # the launcher knows why
 
 
-def _train(run: RunDirectory, context: RankContext) -> int:
+def _train(run: RunDirectory, context: RankContext, objects: int | None) -> int:
     config = load_config(run.config)
     plan = read_json(Plan, run.plan).with_servers(config.exchange.servers)
     from paceline.local.cores import divide_cores, pin, visible_cores
@@ -116,7 +116,13 @@ def _train(run: RunDirectory, context: RankContext) -> int:
     board.start_heartbeat()
     try:
         rank = Rank(
-            config=config, plan=plan, run=run, context=context, board=board, silent=memory.silent
+            config=config,
+            plan=plan,
+            run=run,
+            context=context,
+            board=board,
+            silent=memory.silent,
+            objects=objects,
         )
         return train_rank(rank, Arena(memory.arena, board))
     finally:
@@ -133,11 +139,15 @@ class Rank:
     context: RankContext
     board: Board
     silent: bool = False
+    objects: int | None = None
+    """A descriptor of what a Python program handed over instead of names."""
 
 
 def train_rank(rank: Rank, arena: Arena | None = None) -> int:
     """Train one rank's part, on the network if it leads one of several nodes; its exit code."""
+    from paceline.launch.parcel import receive
     from paceline.train.assemble import Task
+    from paceline.train.given import Given
     from paceline.train.loop import train
     from paceline.train.progress import SilentView, make_view
     from paceline.train.serving import serve
@@ -149,9 +159,12 @@ def train_rank(rank: Rank, arena: Arena | None = None) -> int:
         plan=rank.plan,
         run=rank.run,
         context=context,
+        given=Given(**receive(rank.objects)) if rank.objects is not None else None,
         board=rank.board,
         arena=arena,
-        view=make_view(silent=rank.silent) if context.is_first else SilentView(),
+        view=make_view(silent=rank.silent, unit=rank.config.workload.unit)
+        if context.is_first
+        else SilentView(),
     )
     if rank.plan.nodes[context.node].role == "server":
         return serve(task)
@@ -194,4 +207,4 @@ def leave(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1]))
+    leave(main(*sys.argv[1:]))

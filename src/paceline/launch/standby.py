@@ -49,9 +49,14 @@ _DONE: dict[Any, dict[str, Any]] = {
 class Standby:
     """The ranks, and the only way to talk to them."""
 
-    def __init__(self, run: RunDirectory, count: int, show: Show) -> None:
+    def __init__(
+        self, run: RunDirectory, count: int, show: Show, objects: dict[str, Any] | None = None
+    ) -> None:
+        """`objects`: what a Python program handed over instead of names, by part."""
+        from paceline.launch.parcel import send
         from paceline.local.board import Board, anonymous_memory
 
+        self._objects = send(objects) if objects else None
         self.count = count
         self._make_board = Board
         self._show = show
@@ -84,10 +89,11 @@ class Standby:
                 [
                     *(sys.executable, "-m", "paceline.launch.leg_rank", str(self._ranks.run.path)),
                     *(str(self.handover), str(writing)),
+                    *([] if self._objects is None else [str(self._objects)]),
                 ],
                 # One until a leg says otherwise: importing must not wake a thread per core.
                 env=child_environment(changes | {"OMP_NUM_THREADS": "1"}),
-                pass_fds=(self._memory.board, self._memory.arena, self.handover, writing),
+                pass_fds=(*self._descriptors, writing),
                 start_new_session=True,
                 stdin=subprocess.PIPE,
             )
@@ -171,9 +177,14 @@ class Standby:
         end_ranks(self._ranks)
         for lines in self._answers:
             os.close(lines.descriptor)
-        for descriptor in (self._memory.board, self._memory.arena, self.handover):
+        for descriptor in self._descriptors:
             os.close(descriptor)
         self._answers.clear()
+
+    @property
+    def _descriptors(self) -> list[int]:
+        objects = [] if self._objects is None else [self._objects]
+        return [self._memory.board, self._memory.arena, self.handover, *objects]
 
 
 def read_answer(line: bytes) -> dict[str, Any]:

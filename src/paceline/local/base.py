@@ -13,14 +13,25 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_map_only
 
-from paceline.errors import DataError, ModelError, PacelineError, StrategyError, UnsupportedError
+from paceline.data.samples import Samples
+from paceline.errors import ModelError, StrategyError, UnsupportedError
 from paceline.local.batch_norm import batch_norms, use_plain_synchronised
 from paceline.local.gradient_hooks import refuse_shared_memory
 from paceline.local.single_pixel import use_single_pixels
+from paceline.local.steps import (
+    Loss,
+    Measure,
+    Step,
+    Sums,
+    added,
+    has_gradient,
+    users_code,
+    with_samples,
+)
 from paceline.local.still import settle, still
 from paceline.local.tiles import check_bf16
+from paceline.local.values import full_precision, mapped, scored
 from paceline.models.extra_state import has_extra_state
 from paceline.schema import NodePlan, RankContext
 from paceline.schema.events import SpanName
@@ -32,7 +43,12 @@ if TYPE_CHECKING:
     from paceline.local.board import Arena, Board
     from paceline.local.part_sums import NodeSums
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+__all__ = [
+    "Job", "LocalStrategy", "Loss", "OptimizerFactory", "OptimizerState", "StepResult", "autocast",
+    "clip_gradients", "full_precision", "gradients", "layout", "least_part", "prepare_model",
+    "scale_rate", "scored", "seed_step", "step_seed",
+]  # fmt: skip
+
 OptimizerFactory = Callable[[Iterable[Any]], torch.optim.Optimizer]
 # name of a parameter -> name of a state entry -> its value (tensors as large as the parameter,
 # or numbers): the same whatever strategy made it, so that any other can go on from it
@@ -45,8 +61,8 @@ class Job:
 
     build_model: Callable[[], nn.Module]
     """A fresh model; the same weights on every rank and every call."""
-    loss: Loss
-    """(outputs, targets) -> the mean over the samples."""
+    step: Step
+    """What is computed of some samples: a loss, its weight, and what is reported."""
     build_optimizer: OptimizerFactory
     elementwise: bool
     """The optimizer treats every weight by itself, so that tensors can be cut into pieces."""
@@ -92,20 +108,48 @@ class Job:
 class StepResult:
     """What one update did on this rank."""
 
-    loss_sum: float
-    """Sum of the losses of the samples whose loss this rank computed."""
-    correct: float
+    loss_sum: float = 0.0
+    """What the loss of the samples that this rank computed is the mean of,"""
+    weight: float = 0.0
+    """and by what: as a rule their number."""
+    correct: float = 0.0
     """Samples that were classified correctly; NaN where there are no classes."""
-    samples: int
+    samples: int = 0
     """Samples whose loss this rank computed; 0 on ranks that compute none."""
+    counted: float = 0.0
+    """What this rank's gradient counts for (see `steps`); all together, the samples as a rule."""
+    sums: Sums = field(default_factory=dict)
+    """What else the step reports."""
+
+    @classmethod
+    def of(cls, found: Measure, count: int, counted: float) -> StepResult:
+        """Of the samples of one part."""
+        loss_sum, weight = found.loss_and_weight(count)
+        return cls(
+            loss_sum=loss_sum,
+            weight=weight,
+            correct=found.correct,
+            samples=count,
+            counted=counted,
+            sums=with_samples(found.sums, count),
+        )
+
+    def __add__(self, other: StepResult) -> StepResult:
+        return StepResult(
+            loss_sum=self.loss_sum + other.loss_sum,
+            weight=self.weight + other.weight,
+            correct=self.correct + other.correct,
+            samples=self.samples + other.samples,
+            counted=self.counted + other.counted,
+            sums=added(self.sums, other.sums),
+        )
 
 
 class LocalStrategy(ABC):
     """One rank's part of one node's way to train.
 
     The gradient of an update is exactly that of the mean loss over the global
-    batch, however the batch is divided: each part's mean is weighted with its
-    samples over all samples.
+    batch, however the batch is divided (see `steps`).
     """
 
     name: ClassVar[str]
@@ -132,15 +176,17 @@ class LocalStrategy(ABC):
         whole = self.synchronous and not self.job.local_batch_norm
         return 1 if whole else least_part(self.model)
 
+    def parts(self, count: int) -> list[int]:
+        """Into which parts this rank divides so many samples again."""
+        return [count]
+
     @property
     def reads_inputs(self) -> bool:
         """False on ranks that get their inputs from another rank."""
         return True
 
     @abstractmethod
-    def update(
-        self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
-    ) -> StepResult:
+    def update(self, samples: Samples, total: int, step: int) -> StepResult:
         """One update from this rank's samples out of a global batch of `total`."""
 
     @property
@@ -195,13 +241,6 @@ def _stilled(cast: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
         yield
 
 
-def full_precision(outputs: Any) -> Any:
-    """Outputs as the loss takes them: a loss summed in bf16 would lose most of its digits."""
-    if isinstance(outputs, torch.Tensor):
-        return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
-    return tree_map_only(torch.Tensor, full_precision, outputs)
-
-
 def layout(job: Job, tensor: torch.Tensor) -> torch.Tensor:
     """Inputs on the device, in the memory format of the plan."""
     if job.memory_format == "channels_last" and tensor.dim() == 4:
@@ -209,19 +248,11 @@ def layout(job: Job, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(job.device)
 
 
-def scored(model: nn.Module, inputs: torch.Tensor) -> Any:
-    """The model's outputs for an evaluation, in which no gradients are kept.
-
-    A model that takes derivatives itself (`autograd.grad` in its forward) gets them there too.
-    """
-    try:
-        return model(inputs)
-    except RuntimeError as error:
-        if "does not require grad" not in str(error):
-            raise
-    with torch.enable_grad():
-        outputs = model(inputs)
-    return tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
+def placed(job: Job, values: Any) -> Any:
+    """A batch of any structure on the device, in the memory format of the plan."""
+    if job.device.type == "cpu" and job.memory_format == "contiguous":
+        return values
+    return mapped(values, lambda tensor: layout(job, tensor))
 
 
 def prepare_model(job: Job) -> nn.Module:
@@ -289,39 +320,10 @@ def step_seed(seed: int, step: int, worker: int) -> int:
     return (value ^ (value >> 31)) % 2**63
 
 
-def are_classes(outputs: Any, targets: Any) -> bool:
-    """Whether outputs are scores of classes and targets their numbers, so that accuracy exists."""
-    return (
-        isinstance(outputs, torch.Tensor)
-        and isinstance(targets, torch.Tensor)
-        and outputs.dim() == 2
-        and outputs.shape[1] > 1
-        and targets.shape == outputs.shape[:1]
-        and not (targets.is_floating_point() or targets.is_complex())
-    )
-
-
-def count_correct(outputs: Any, targets: torch.Tensor) -> float:
-    """How many samples the model got right; NaN, as every sum over it, where there are no classes.
-
-    >>> count_correct(torch.eye(3), torch.tensor([0, 1, 0]))
-    2.0
-    """
-    if not are_classes(outputs, targets):
-        return math.nan
-    return float((outputs.detach().argmax(dim=1) == targets).sum().item())
-
-
-def mean_loss_part(loss: torch.Tensor, count: int, total: int) -> torch.Tensor:
-    """This part's contribution to the mean over the global batch."""
-    return loss if count == total else loss * (count / total)
-
-
 def gradients(
     job: Job,
     model: nn.Module,
-    inputs: torch.Tensor,
-    targets: torch.Tensor,
+    samples: Samples,
     total: int,
     step: int,
     worker: int | None,
@@ -332,67 +334,36 @@ def gradients(
     `worker` picks the random numbers of this update; None leaves the generator alone. `whole`:
     how BatchNorm comes to the statistics of all parts.
     """
-    count = len(targets)
-    if count == 0:  # fewer samples than workers: this one has nothing to add
+    if samples.count == 0:  # fewer samples than workers: this one has nothing to add
         if whole is not None:
             whole.join(model)
-        return StepResult(loss_sum=0.0, correct=0, samples=0)
+        return StepResult()
     if worker is not None:
         seed_step(job.seed, step, job.first_worker + worker)
-    inputs, targets = layout(job, inputs), targets.to(job.device)
+    values = placed(job, samples.values)
     with contextlib.nullcontext() if whole is None else whole.update(model):
-        with users_code(model, inputs, targets):
-            with autocast(job):
-                outputs = full_precision(model(inputs))
-            loss = job.loss(outputs, targets)
-        # A model may run its forward pass again under the backward one (checkpointing).
-        with still() if job.still else contextlib.nullcontext():
-            mean_loss_part(loss, count, total).backward()  # type: ignore[no-untyped-call]
-    return StepResult(
-        loss_sum=float(loss.detach()) * count,
-        correct=count_correct(outputs, targets),
-        samples=count,
-    )
+        with users_code(model, values, samples.count), autocast(job):
+            found = job.step(model, values)
+        factor, counted = found.part_of(samples.count, total)
+        if factor or _counts_nothing_well(found.loss, model, whole):
+            loss = found.loss if factor == 1.0 else found.loss * factor
+            # A model may run its forward pass again under the backward one (checkpointing).
+            with still() if job.still else contextlib.nullcontext():
+                loss.backward()  # type: ignore[no-untyped-call]
+    return StepResult.of(found, samples.count, counted)
 
 
-@contextlib.contextmanager
-def users_code(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> Iterator[None]:
-    """Say of an error that it came out of the model or the loss, and on what."""
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, PacelineError):
-            raise
-        if len(targets) == 1 and is_about_one_sample(error):
-            raise DataError(one_sample(error)) from error
-        weights = next((p.dtype for p in model.parameters()), inputs.dtype)
-        if isinstance(error, RuntimeError) and "type" in str(error) and inputs.dtype != weights:
-            reason = " ".join(str(error).split())
-            raise DataError(
-                f"the model's weights are {weights} and its inputs {inputs.dtype}, which do not go"
-                f" together ({reason}): let the dataset give {weights}, as x.float() does (bytes"
-                " also divided by 255, as a rule), or convert them in the model"
-            ) from error
-        error.add_note(
-            f"raised by the model or the loss, on inputs of shape {list(inputs.shape)} and"
-            f" targets of shape {list(targets.shape)}"
+def _counts_nothing_well(loss: torch.Tensor, model: nn.Module, whole: WholeBatch | None) -> bool:
+    """Whether a part of the weight 0 adds zeros to the gradient, or nothing at all."""
+    if whole is None:
+        return has_gradient(loss, model)
+    if not math.isfinite(float(loss.detach())):
+        raise StrategyError(
+            "a part of a batch has the weight 0 and a loss that is not a number, while BatchNorm"
+            " needs its gradient: divide by the weight only where it is above 0, as"
+            " weight.clamp(min=1)"
         )
-        raise
-
-
-def is_about_one_sample(error: BaseException) -> bool:
-    """Whether BatchNorm says that a single sample has no variance."""
-    return isinstance(error, ValueError) and "more than 1 value per channel" in str(error)
-
-
-def one_sample(error: BaseException) -> str:
-    """What to do where a whole batch is one sample that BatchNorm cannot normalise."""
-    reason = str(error).split("\n")[0]
-    return (
-        f"a batch of 1 sample cannot be normalised by BatchNorm ({reason}): choose a"
-        " workload.batch_size that leaves no single sample at the end of an epoch, or leave one"
-        " sample out with data.limit"
-    )
+    return True
 
 
 def scale_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:

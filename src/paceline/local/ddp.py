@@ -6,7 +6,9 @@ rank has whole parameters, which an optimizer of the user's own may need.
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,12 +16,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.data.samples import Samples
 from paceline.errors import StrategyError
 from paceline.local.base import Job, StepResult, gradients, prepare_model
 from paceline.local.batch_norm import whole_batch
 from paceline.local.cores import set_threads
 from paceline.local.gradient_hooks import GradientHooks
 from paceline.local.group import init_gloo
+from paceline.local.steps import Measure, Step, divide_by_weight, has_gradient
 from paceline.local.whole import WholeOptimizer, WorkerPerRank
 
 
@@ -41,42 +45,46 @@ class DistributedProcesses(WorkerPerRank, WholeOptimizer):
                 " = 'shared', or use BatchNorm, whose statistics are those of the whole batch too"
             )
         # A parameter may take no part in an update, here or on every rank.
-        self._parallel = DistributedDataParallel(_Part(self._model), find_unused_parameters=True)
-        # The parts are weighted with their samples already: the sum is the mean.
+        self._part = _Part(self._model, job.step)
+        self._parallel = DistributedDataParallel(self._part, find_unused_parameters=True)
+        # The parts are weighted already: what is wanted is their sum.
         self._parallel.register_comm_hook(None, _sum)
         self._optimize(self._model)
+        self.job = dataclasses.replace(job, step=_Through(self._parallel, job.step))
         self._whole = whole_batch(job, self._model, group=range(job.context.local_size))
 
     @property
     def model(self) -> nn.Module:
         return self._model
 
-    def update(
-        self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
-    ) -> StepResult:
-        if len(targets) == 0:
-            result = self._nothing(inputs)
+    def update(self, samples: Samples, total: int, step: int) -> StepResult:
+        if samples.count == 0:
+            result = self._nothing()
         else:
+            self._part.sizes = (samples.count, total)
             result = gradients(
-                self.job, self._parallel, inputs, targets, total, step, self.worker, self._whole
+                self.job, self._model, samples, total, step, self.worker, self._whole
             )
+        counted, self._part.counted.grad = self._part.counted.grad, None
+        assert counted is not None
+        divide_by_weight((p for _, p in self._named), float(counted), total)
         for name, parameter in self._named:
             if name in self._hooks.names and parameter.grad is not None:
                 parameter.grad = self._hooks.run(name, parameter.grad)
-        self._apply()
+        self._apply(result, total)
         return result
 
-    def _nothing(self, inputs: torch.Tensor) -> StepResult:
+    def _nothing(self) -> StepResult:
         """Nothing to add, but the others wait for this rank's part of both kinds of sums."""
         if self._whole is None:
-            self._parallel(inputs).backward()
+            self._parallel(None).backward()
         else:
             # The others' gradients are summed under their backward pass, as statistics are.
             with ThreadPoolExecutor(1) as pool:
                 joined = pool.submit(self._whole.join, self._model)
-                self._parallel(inputs).backward()
+                self._parallel(None).backward()
                 joined.result()
-        return StepResult(loss_sum=0.0, correct=0, samples=0)
+        return StepResult()
 
     def close(self) -> None:
         self._hooks.close()
@@ -87,16 +95,51 @@ class DistributedProcesses(WorkerPerRank, WholeOptimizer):
 
 
 class _Part(nn.Module):
-    """The model on a rank's part of a batch; of an empty part nothing is computed."""
+    """The step on a rank's part of a batch; of an empty part nothing is computed."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, step: Step) -> None:
         super().__init__()
-        self.model = model
-        # DDP begins to sum when it sees a gradient: on an empty part that of this one.
-        self.nothing = nn.Parameter(torch.zeros(1))
+        self.model, self.step = model, step
+        self.sizes = (0, 0)
+        """Samples of the part and of the global batch."""
+        # Its gradient is what the part counts for: DDP adds it up with the others. On an empty part
+        # it is the only one, and without any DDP would not begin.
+        self.counted = nn.Parameter(torch.zeros(1))
 
-    def forward(self, inputs: torch.Tensor) -> Any:
-        return self.model(inputs) if len(inputs) else self.nothing.sum()
+    def forward(self, values: Any) -> Any:
+        if values is None:
+            return self.counted.sum() * 0.0
+        found = self.step(self.model, values)
+        factor, counted = found.part_of(*self.sizes)
+        if not factor and not has_gradient(found.loss, self.model):
+            loss = self.counted.sum() * 0.0
+        else:
+            loss = found.loss + self.counted.sum() * (counted / factor if factor else 0.0)
+        # DDP looks for tensors in what it is given, not inside of our own objects.
+        return loss, dataclasses.replace(found, loss=found.loss.detach())
+
+
+@dataclass(frozen=True)
+class _Through:
+    """The step, run by DistributedDataParallel."""
+
+    parallel: nn.Module
+    step: Step
+
+    @property
+    def weighs(self) -> bool:
+        return self.step.weighs
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        return self.step.names
+
+    def __call__(self, model: nn.Module, values: Any) -> Measure:
+        if not torch.is_grad_enabled():
+            return self.step(model, values)
+        loss, found = self.parallel(values)
+        assert isinstance(found, Measure)
+        return dataclasses.replace(found, loss=loss)
 
 
 def _sum(state: Any, bucket: Any) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
+from paceline.data.samples import Samples
+from paceline.errors import StrategyError
 from paceline.local.base import Job, StepResult, gradients, prepare_model
 from paceline.local.common import SharedWeights
 from paceline.local.cores import set_threads
@@ -30,12 +30,15 @@ class Hogwild(WorkerPerRank, SharedWeights, WholeOptimizer):
         self._shared = SharedModel(prepare_model(job), job)
         self._optimize(self._shared.model)
 
-    def update(
-        self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
-    ) -> StepResult:
-        result = gradients(self.job, self.model, inputs, targets, total, step, self.worker)
+    def update(self, samples: Samples, total: int, step: int) -> StepResult:
+        result = gradients(self.job, self.model, samples, total, step, self.worker)
+        if result.counted != result.samples:
+            raise StrategyError(
+                "the step returns a weight, but processes of local.strategy = 'hogwild' update by"
+                " themselves, and none knows the weight of the whole batch: use 'processes'"
+            )
         if result.samples:
-            self._apply()
+            self._apply(result, total)
         return result
 
     def prepare_evaluation(self) -> None:

@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
-from paceline.errors import DivergedError, StrategyError
-from paceline.local.base import Job, OptimizerState, scale_rate
+from paceline.errors import DivergedError, StrategyError, UnsupportedError
+from paceline.local.base import Job, OptimizerState, StepResult, scale_rate
 from paceline.local.finite import DIVERGED, bad_of, is_finite
 from paceline.local.gradient_hooks import GradientHooks
 from paceline.local.rounded import RoundedWeights
 from paceline.local.shared import ABSENT, FULL, HALF, LINE, SharedModel, memory_view, shaped
+from paceline.local.steps import NO_WEIGHTS, divide_by_weight
 
 _UNIT = LINE // 4
 COUNTER = "step"
@@ -102,8 +104,15 @@ class PieceUpdate:
             if parameter.requires_grad and job.exchange is not None
         ]
         self._hooks: list[Any] = []
+        self._counted: nn.Parameter | None = None
         if job.exchange is not None:
-            job.exchange.attach([weight for weight, _ in self._exchanged])
+            weights: list[torch.Tensor] = [weight for weight, _ in self._exchanged]
+            if job.step.weighs and job.exchange.adds_up:
+                self._counted = nn.Parameter(torch.zeros(1))
+                weights.insert(0, self._counted)
+            job.exchange.attach(weights)
+        # Stages of one row compute one loss, which the last of them has.
+        self._alike = len(self.group) == self.board.ranks or not job.step.weighs
 
     def _slice(self, flat: torch.Tensor, piece: Piece) -> torch.Tensor:
         return self.shared.place(flat, piece.name)[piece.start : piece.end]
@@ -175,20 +184,24 @@ class PieceUpdate:
             self.rounded.close()
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, result: StepResult, total: int) -> None:
         """Sum gradients over the group and update; every rank of the node calls it."""
+        self.shared.counts[self.board.rank] = result.counted
         for name in self.names:
             if name not in self._published and self._foreign[name]:
                 self.publish(name)
         self._published.clear()
         self.board.enter("summing gradients")
-        self.board.barrier("gradients", self.group)
+        self.board.barrier("gradients", self.group if self._alike else None)
+        weighs = self.job.step.weighs
+        counted = float(self.shared.counts.sum()) if weighs else float(total)
         for weight, piece in zip(self._weights, self._own, strict=True):
             weight.grad = self._summed(piece)
             if piece.name not in self.hooks.names:  # hooks may put it right
                 self._refuse_not_finite(weight.grad, piece)
         if self.job.nodes > 1:
-            self._agree_with_other_nodes()
+            counted = self._agree_with_other_nodes(counted, result, total)
+        divide_by_weight(self._weights, counted, total)
         self._run_hooks()
         with self.job.span("optimizer"):
             self._clip()
@@ -204,8 +217,10 @@ class PieceUpdate:
                 self.job.exchange.after_update()
             self.board.barrier("weights of all nodes")
 
-    def _agree_with_other_nodes(self) -> None:
+    def _agree_with_other_nodes(self, counted: float, result: StepResult, total: int) -> float:
         """Sum over nodes what the node has summed: one rank per node is on the network.
+
+        Gives what all gradients together count for.
 
         The node's sum is put together in the first rank's region: each slice of it was published
         for the rank that now overwrites it, and is read by no other.
@@ -219,10 +234,24 @@ class PieceUpdate:
             self.board.enter("exchanging gradients")
             for weight, name in self._exchanged:
                 weight.grad = self.shared.place(region, name)
-            self.job.exchange.finish()
+            self.shared.counts[0] = self._exchange(counted, result, total)
         self.board.barrier("exchange")
         for weight, piece in zip(self._weights, self._own, strict=True):
             weight.grad = self._slice(region, piece)
+        return float(self.shared.counts[0])
+
+    def _exchange(self, counted: float, result: StepResult, total: int) -> float:
+        """Let the leader exchange the node's gradients, and what they count for."""
+        exchange = self.job.exchange
+        assert exchange is not None
+        if self._counted is not None:
+            self._counted.grad = torch.full_like(self._counted, counted)
+        elif not exchange.own_loss and result.counted != result.samples:
+            raise UnsupportedError(NO_WEIGHTS)
+        exchange.finish()
+        if self._counted is not None and self._counted.grad is not None:
+            return float(self._counted.grad)
+        return counted if exchange.own_loss else float(total)
 
     def _run_hooks(self) -> None:
         """Let the user's hooks see whole gradients, each on the rank that has all of it."""

@@ -11,18 +11,14 @@ import torch
 from torch import nn
 
 from paceline.data.sampler import apportion
+from paceline.data.samples import Samples
 from paceline.errors import DataError, DeadlineError, StrategyError, WorkerError
 from paceline.local.base import (
     Job,
     StepResult,
     autocast,
-    count_correct,
-    full_precision,
-    is_about_one_sample,
     layout,
     least_part,
-    mean_loss_part,
-    one_sample,
     prepare_model,
     seed_step,
 )
@@ -38,6 +34,8 @@ from paceline.local.group import init_gloo, measure_bandwidth, row_groups
 from paceline.local.pieces import PieceUpdate
 from paceline.local.shared import SharedModel
 from paceline.local.stage_module import Place, build_schedule
+from paceline.local.steps import Supervised, is_about_one_sample, one_sample
+from paceline.local.values import full_precision
 
 
 class Hybrid(PiecewiseOptimizer):
@@ -60,7 +58,7 @@ class Hybrid(PiecewiseOptimizer):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        _check(job)
+        self._step = _check(job)
         set_threads(job.node.threads)
         model = prepare_model(job)
         refuse_module_hooks(model, self.name, "its stages are traced, which loses hooks")
@@ -70,8 +68,7 @@ class Hybrid(PiecewiseOptimizer):
         except BaseException:
             hooks.close()
             raise
-        self._total = 0
-        self._loss_sum, self._correct = 0.0, 0.0
+        self._total, self._result = 0, StepResult()
 
     # --- building -------------------------------------------------------------
 
@@ -210,16 +207,14 @@ class Hybrid(PiecewiseOptimizer):
         graph = next(iter(self._graphs.values()))
         return [graph.name_at(position) for position in self._cuts]
 
-    def update(
-        self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
-    ) -> StepResult:
-        count, place = len(targets), self._place
+    def update(self, samples: Samples, total: int, step: int) -> StepResult:
+        count, place = samples.count, self._place
         worker = self.job.first_worker + self.worker
         seed_step(self.job.seed, step, worker * place.stages + place.stage)
-        self._total, self._loss_sum, self._correct = total, 0.0, 0.0
+        self._total, self._result = total, StepResult()
         if count > 0:
-            arguments = (layout(self.job, inputs),) if place.is_first else ()
-            target = targets.to(self.device) if place.is_last else None
+            arguments = (layout(self.job, samples.inputs),) if place.is_first else ()
+            target = samples.targets.to(self.device) if place.is_last else None
             schedule, whole = self._schedule(count), self._whole
             try:
                 with contextlib.nullcontext() if whole is None else whole.update(self.model):
@@ -228,20 +223,20 @@ class Hybrid(PiecewiseOptimizer):
                 raise self._explained(error) from error
         elif self._whole is not None:
             self._whole.join(self.model)
-        self._pieces.step()
-        return StepResult(
-            loss_sum=self._loss_sum,
-            correct=self._correct,
-            samples=count if place.is_last else 0,
-        )
+        self._pieces.step(self._result, total)
+        return self._result
 
     def _loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """A micro-batch's part of the mean over the global batch."""
-        outputs = full_precision(outputs)
-        loss = self.job.loss(outputs, targets)
-        self._loss_sum += float(loss.detach()) * len(targets)
-        self._correct += count_correct(outputs, targets)
-        return mean_loss_part(loss, len(targets), self._total)
+        found = self._step.of(full_precision(outputs), targets)
+        factor, counted = found.part_of(len(targets), self._total)
+        if not factor and not math.isfinite(float(found.loss.detach())):
+            raise StrategyError(
+                "a micro-batch has the weight 0 and a loss that is not a number: divide by the"
+                " weight only where it is above 0, as weight.clamp(min=1)"
+            )
+        self._result += StepResult.of(found, len(targets), counted)
+        return found.loss if factor == 1.0 else found.loss * factor
 
     def _explained(self, error: RuntimeError) -> BaseException:
         """What a failed transfer means, or what the model itself raised."""
@@ -295,8 +290,14 @@ def _check_batch_norm(job: Job, model: nn.Module) -> None:
         )
 
 
-def _check(job: Job) -> None:
+def _check(job: Job) -> Supervised:
     node = job.node
+    if not isinstance(job.step, Supervised):
+        raise StrategyError(
+            f"local.strategy = {node.strategy!r} cuts a model of one input into stages, which a"
+            " step of your own calls as a whole: use 'processes', 'replicas' or 'threads', or a"
+            " loss of (outputs, targets) instead of the step"
+        )
     if node.stages < 2:
         raise StrategyError(
             f"local.stages = {node.stages} leaves nothing to cut for {node.strategy!r}: set it to 2"
@@ -312,6 +313,7 @@ def _check(job: Job) -> None:
             f"numerics.compile = true does not go with local.strategy = {node.strategy!r}, whose"
             " stages are traced already: leave it out"
         )
+    return job.step
 
 
 def _filled(job: Job, size: int, dtype: torch.dtype) -> torch.Tensor:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-import torch
-
+from paceline.data.samples import Samples
 from paceline.errors import StrategyError
 from paceline.local.base import Job, StepResult, gradients, prepare_model
 from paceline.local.batch_norm import whole_batch
@@ -51,13 +50,9 @@ class Processes(WorkerPerRank, PiecewiseOptimizer):
         ranks = range(self._shared.board.ranks)
         self._whole = whole_batch(job, self._shared.model, group=ranks)
 
-    def update(
-        self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
-    ) -> StepResult:
+    def update(self, samples: Samples, total: int, step: int) -> StepResult:
         self._pieces.round_weights()
         with contextlib.nullcontext() if self._rounded is None else self._rounded.in_use():
-            result = gradients(
-                self.job, self.model, inputs, targets, total, step, self.worker, self._whole
-            )
-        self._pieces.step()
+            result = gradients(self.job, self.model, samples, total, step, self.worker, self._whole)
+        self._pieces.step(result, total)
         return result

@@ -5,12 +5,15 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import copy
+import functools
+import operator
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import nn
 
 from paceline.data.sampler import apportion
+from paceline.data.samples import Samples
 from paceline.errors import StrategyError
 from paceline.local.base import Job, StepResult, gradients, prepare_model, step_seed
 from paceline.local.batch_norm import whole_batch
@@ -22,6 +25,7 @@ from paceline.local.gradient_hooks import (
     refuse_shared_memory,
 )
 from paceline.local.part_sums import LeftAloneError, ThreadSums
+from paceline.local.steps import divide_by_weight
 from paceline.local.whole import WholeOptimizer
 
 
@@ -75,19 +79,17 @@ class Replicas(WholeOptimizer):
             initargs=(job.node.threads,),
         )
 
-    def update(
-        self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
-    ) -> StepResult:
-        sizes = apportion(len(targets), [1.0] * len(self._replicas), self.least)
+    def parts(self, count: int) -> list[int]:
+        return apportion(count, [1.0] * len(self._replicas), self.least)
+
+    def update(self, samples: Samples, total: int, step: int) -> StepResult:
+        parts = samples.divided(self.parts(samples.count))
         drawn = random_states()
-        parts = zip(
-            self._replicas, torch.split(inputs, sizes), torch.split(targets, sizes), strict=True
-        )
         if self._whole is not None and isinstance(self._whole.sums, ThreadSums):
             self._whole.sums.start()
         running = [
-            self._pool.submit(self._part, number, replica, part_inputs, part_targets, total, step)
-            for number, (replica, part_inputs, part_targets) in enumerate(parts)
+            self._pool.submit(self._part, number, replica, part, total, step)
+            for number, (replica, part) in enumerate(zip(self._replicas, parts, strict=True))
         ]
         concurrent.futures.wait(running)
         faults = [fault for future in running if (fault := future.exception()) is not None]
@@ -100,20 +102,17 @@ class Replicas(WholeOptimizer):
                 " layers (functional.dropout, torch.rand), which do not repeat with"
                 " local.strategy = 'replicas': use nn.Dropout, or local.strategy = 'processes'"
             )
-        self._collect()
-        self._apply()
-        return StepResult(
-            loss_sum=sum(result.loss_sum for result in results),
-            correct=sum(result.correct for result in results),
-            samples=sum(result.samples for result in results),
-        )
+        result = functools.reduce(operator.add, results)
+        alone = self.job.exchange is None
+        self._collect(result.counted if alone else float(total), total)
+        self._apply(result, total)
+        return result
 
     def _part(
         self,
         number: int,
         replica: nn.Module,
-        inputs: torch.Tensor,
-        targets: torch.Tensor,
+        samples: Samples,
         total: int,
         step: int,
     ) -> StepResult:
@@ -125,11 +124,11 @@ class Replicas(WholeOptimizer):
         sums = None if self._whole is None else self._whole.sums
         with sums.part(number) if isinstance(sums, ThreadSums) else contextlib.nullcontext():
             return gradients(
-                self.job, replica, inputs, targets, total, step, worker=None, whole=self._whole
+                self.job, replica, samples, total, step, worker=None, whole=self._whole
             )
 
     @torch.no_grad()
-    def _collect(self) -> None:
+    def _collect(self, counted: float, total: int) -> None:
         """Sum the replicas' gradients into the first's and hand them to the optimizer."""
         first = self._gradients[0]
         for others in self._gradients[1:]:
@@ -140,6 +139,7 @@ class Replicas(WholeOptimizer):
                 elif b.grad is not None:
                     a.grad.add_(b.grad)
                 b.grad = None
+        divide_by_weight(first, counted, total)
         for (name, parameter), a in zip(self._named, first, strict=True):
             parameter.grad, a.grad = a.grad, None
             if parameter.grad is not None and name in self._hooks.names:

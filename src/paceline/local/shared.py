@@ -2,13 +2,14 @@
 
 Layout of the arena (every part starts on a cache line):
 
-    weights | gradients of rank 0 | ... | gradients of rank R-1 | rounded weights | marks |
-    buffers | notes
+    weights | gradients of rank 0 | ... | gradients of rank R-1 | rounded weights | counts |
+    marks | buffers | notes
 
 Every rank has the whole module, and its parameters are views of `weights`, so
 that an update by one rank is seen by all, evaluation and checkpoints need no
 gathering, and no byte crosses a socket. There are rounded weights only where they
-are asked for (see `rounded`); a mark tells for every rank and parameter what it published.
+are asked for (see `rounded`); a mark tells for every rank and parameter what it published, a
+count what all of its gradients count for.
 """
 
 from __future__ import annotations
@@ -80,15 +81,19 @@ class SharedModel:
         floats = elements * (1 + self.board.ranks)
         notes = _NOTE_BYTES * self.board.ranks
         halves = elements if rounded else 0
+        counts = _padded(8 * self.board.ranks, LINE)
         marks = _padded(self.board.ranks * len(self.parameters), LINE)
-        memory = job.arena.allocate(floats * 4 + halves * 2 + marks + buffer_bytes + notes)
+        memory = job.arena.allocate(floats * 4 + halves * 2 + counts + marks + buffer_bytes + notes)
         every = torch.frombuffer(memory, dtype=torch.float32, count=floats)
         self.weights = every[:elements]
         self._gradients = every[elements:].view(self.board.ranks, elements)
         after = torch.frombuffer(memory, dtype=torch.uint8, offset=floats * 4)
         self.rounded = after[: halves * 2].view(torch.bfloat16)
-        self._marks = after[halves * 2 : halves * 2 + marks].numpy()
-        self._bytes = after[halves * 2 + marks :]
+        after = after[halves * 2 :]
+        self.counts = after[: 8 * self.board.ranks].view(torch.float64)
+        """What every rank's gradients count for (see `steps`)."""
+        self._marks = after[counts : counts + marks].numpy()
+        self._bytes = after[counts + marks :]
         self._notes_at = buffer_bytes
         self.indices = {name: index for index, name in enumerate(self.parameters)}
         self._adopt()

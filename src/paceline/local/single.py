@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from paceline.data.samples import Samples
 from paceline.errors import PacelineError, UnsupportedError
 from paceline.local.base import (
     Job,
-    Loss,
     StepResult,
     autocast,
     gradients,
@@ -23,6 +23,7 @@ from paceline.local.base import (
 )
 from paceline.local.batch_norm import whole_batch
 from paceline.local.cores import set_threads
+from paceline.local.steps import Step, Supervised
 from paceline.local.whole import WholeOptimizer
 
 
@@ -38,27 +39,23 @@ class Threads(WholeOptimizer):
         self._model = prepare_model(job)
         if job.partition is not None:
             job.partition.place(self._model)
-            self.job = dataclasses.replace(job, loss=_after_forward(job))
+            self.job = dataclasses.replace(job, step=_after_forward(job))
         self._forward: nn.Module = _compiled(self._model) if job.compile else self._model
         if job.exchange is not None:
             self._forward = job.exchange.wrap(self._forward)
         self._optimize(self._model)
         self._whole = whole_batch(job, self._model)
 
-    def update(
-        self, inputs: torch.Tensor, targets: torch.Tensor, total: int, step: int
-    ) -> StepResult:
+    def update(self, samples: Samples, total: int, step: int) -> StepResult:
         if self.job.partition is not None:
-            self.job.partition.begin(len(targets), total, self.least)
-            if len(targets) == 0:
-                return self._features_only(inputs, step)
-        result = gradients(
-            self.job, self._forward, inputs, targets, total, step, self.worker, self._whole
-        )
-        self._apply()
+            self.job.partition.begin(samples.count, total, self.least)
+            if samples.count == 0:
+                return self._features_only(samples.inputs, total, step)
+        result = gradients(self.job, self._forward, samples, total, step, self.worker, self._whole)
+        self._apply(result, total)
         return result
 
-    def _features_only(self, inputs: torch.Tensor, step: int) -> StepResult:
+    def _features_only(self, inputs: torch.Tensor, total: int, step: int) -> StepResult:
         """A node without samples of its own computes its features of everyone's."""
         seed_step(self.job.seed, step, self.job.first_worker + self.worker)
         assert self.job.partition is not None
@@ -78,8 +75,8 @@ class Threads(WholeOptimizer):
                 " batch: use exchange.partition = 'none', or a workload.batch_size that leaves no"
                 " node without samples, the last batch of an epoch included"
             ) from error
-        self._apply()
-        return StepResult(loss_sum=0.0, correct=0, samples=0)
+        self._apply(StepResult(), total)
+        return StepResult()
 
     @property
     def model(self) -> nn.Module:
@@ -102,16 +99,22 @@ class Sequential(Threads):
     summary = "one process, one thread"
 
 
-def _after_forward(job: Job) -> Loss:
-    """The loss, after which no split layer may be left that this update has not called."""
+def _after_forward(job: Job) -> Step:
+    """The step, after whose loss no split layer may be left that this update has not called."""
+    step = job.step
+    if not isinstance(step, Supervised):
+        raise UnsupportedError(
+            "layers that are split over hosts need a model of one input and a loss of its outputs,"
+            " not a step of your own: use exchange.partition = 'none'"
+        )
 
-    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        value = job.loss(outputs, targets)
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> Any:
+        value = step.loss(outputs, targets)
         if torch.is_grad_enabled() and job.partition is not None:
             job.partition.forward_is_over()
         return value
 
-    return loss
+    return dataclasses.replace(step, loss=loss)
 
 
 def _compiled(model: nn.Module) -> nn.Module:

@@ -5,8 +5,16 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from paceline.local.base import LocalStrategy, OptimizerState, clip_gradients, scale_rate
+from paceline.errors import UnsupportedError
+from paceline.local.base import (
+    LocalStrategy,
+    OptimizerState,
+    StepResult,
+    clip_gradients,
+    scale_rate,
+)
 from paceline.local.state import OwnOptimizer, read_state, write_state
+from paceline.local.steps import NO_WEIGHTS, divide_by_weight
 
 
 class WholeOptimizer(LocalStrategy):
@@ -15,6 +23,8 @@ class WholeOptimizer(LocalStrategy):
     _named: list[tuple[str, nn.Parameter]]
     _optimizer: torch.optim.Optimizer
     _own: OwnOptimizer | None
+    _counted: nn.Parameter | None = None
+    """Its gradient is what this node's gradients count for, and travels with them."""
 
     def _optimize(self, model: nn.Module) -> None:
         """Make the optimizer of the parameters that are trained."""
@@ -26,12 +36,16 @@ class WholeOptimizer(LocalStrategy):
             replicated = [
                 p for name, p in self._named if partition is None or not partition.is_split(name)
             ]
+            if self.job.step.weighs and self.job.exchange.adds_up:
+                # First, and so in the bucket that leaves last: it is known after the last gradient.
+                self._counted = nn.Parameter(torch.zeros(1, device=self.device))
+                replicated = [self._counted, *replicated]
             self.job.exchange.attach(replicated)
 
-    def _apply(self) -> None:
-        """Agree with the other nodes, clip, update, forget the gradients."""
+    def _apply(self, result: StepResult, total: int) -> None:
+        """Agree with the other nodes, divide, clip, update, forget the gradients."""
         exchange = self.job.exchange
-        if exchange is None or exchange.finish():
+        if exchange is None or self._finish(result, total):
             with self.job.span("optimizer"):
                 if self.job.partition is None:
                     clip_gradients((p for _, p in self._named), self.job.clip_norm)
@@ -41,6 +55,22 @@ class WholeOptimizer(LocalStrategy):
         self._optimizer.zero_grad(set_to_none=True)
         if exchange is not None:
             exchange.after_update()
+
+    def _finish(self, result: StepResult, total: int) -> bool:
+        """Agree with the other nodes on gradients, and on what they count for."""
+        exchange = self.job.exchange
+        assert exchange is not None
+        if self._counted is not None:
+            self._counted.grad = torch.full_like(self._counted, result.counted)
+        elif not exchange.own_loss and result.counted != result.samples:
+            raise UnsupportedError(NO_WEIGHTS)
+        finished = exchange.finish()
+        counted = result.counted if exchange.own_loss else float(total)
+        if self._counted is not None and self._counted.grad is not None:
+            counted = float(self._counted.grad)
+        if finished:
+            divide_by_weight((p for _, p in self._named), counted, total)
+        return finished
 
     def scale_rate(self, factor: float) -> None:
         scale_rate(self._optimizer, factor)

@@ -42,7 +42,7 @@ def fingerprint(config: Config, batch_size: int) -> str:
     facts: dict[str, Any] = {
         "machine": [processor_name(), usable_cores(), quota_cores(), psutil.virtual_memory().total],
         "workload": work,
-        "sources": [_source_hash(text) for text in (config.workload.model, config.workload.loss)],
+        "sources": [_source_hash(text) for text in config.workload.code.values()],
         "optimizer": [config.optimizer.name, config.optimizer.momentum, config.optimizer.clip_norm],
         "numerics": encode(config.numerics),
         "image_size": config.data.image_size,

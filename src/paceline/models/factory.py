@@ -120,7 +120,7 @@ def call_factory(
 
 
 def initialise_lazy(
-    module: nn.Module, reference: str, one_input: Callable[[], torch.Tensor]
+    module: nn.Module, reference: str, run_once: Callable[[nn.Module], object]
 ) -> None:
     """Give parameters that wait for a first input (nn.LazyLinear) their shapes and values.
 
@@ -131,7 +131,7 @@ def initialise_lazy(
     was_training = module.training
     try:
         with torch.no_grad():
-            module.eval()(one_input())
+            run_once(module.eval())
     except Exception as error:
         reason = " ".join(str(error).split())
         raise ModelError(

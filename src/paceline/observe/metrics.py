@@ -33,6 +33,10 @@ class Tally:
     correct: float = 0.0
     """NaN where there are no classes."""
     samples: int = 0
+    weight: float = 0.0
+    """By what the losses are means: as a rule, samples."""
+    sums: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """What else is reported: by name, a sum and its count."""
     seconds: float = 0.0
     """Time in the training loop, evaluation and checkpoints left out."""
     read_seconds: float = 0.0
@@ -41,11 +45,23 @@ class Tally:
     durations: list[float] = field(default_factory=list)
     """Seconds of each update since this process started the epoch."""
 
-    def add(self, *, loss_sum: float, correct: float, samples: int) -> None:
+    def add(
+        self,
+        *,
+        loss_sum: float,
+        correct: float,
+        samples: int,
+        weight: float | None = None,
+        sums: Mapping[str, tuple[float, float]] | None = None,
+    ) -> None:
         """Count one update."""
         self.loss_sum += loss_sum
         self.correct += correct
         self.samples += samples
+        self.weight += samples if weight is None else weight
+        for name, (total, count) in (sums or {}).items():
+            before = self.sums.get(name, (0.0, 0.0))
+            self.sums[name] = (before[0] + total, before[1] + count)
         self.updates += 1
 
     def saved(self) -> dict[str, float]:
@@ -54,9 +70,11 @@ class Tally:
             "loss_sum": self.loss_sum,
             "correct": self.correct,
             "samples": self.samples,
+            "weight": self.weight,
             "seconds": self.seconds,
             "read_seconds": self.read_seconds,
             "updates": self.updates,
+            **saved_sums(self.sums),
         }
 
     @classmethod
@@ -67,6 +85,12 @@ class Tally:
             loss_sum=saved.get("loss_sum", 0.0),
             correct=saved.get("correct", missing),
             samples=int(saved.get("samples", 0)),
+            weight=saved.get("weight", saved.get("samples", 0.0)),
+            sums={
+                name: (saved[f"{name} sum"], saved[f"{name} count"])
+                for name in (key.removesuffix(" sum") for key in saved if key.endswith(" sum"))
+                if f"{name} count" in saved
+            },
             seconds=saved.get("seconds", 0.0),
             read_seconds=saved.get("read_seconds", 0.0),
             updates=int(saved.get("updates", 0)),
@@ -88,6 +112,18 @@ class Tally:
     @property
     def update_median(self) -> float:
         return statistics.median(self.durations) if self.durations else 0.0
+
+
+def saved_sums(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Sums and counts by name, as a checkpoint keeps them.
+
+    >>> saved_sums({"mae": (1.5, 4.0)})
+    {'mae sum': 1.5, 'mae count': 4.0}
+    """
+    found: dict[str, float] = {}
+    for name, (total, count) in sums.items():
+        found |= {f"{name} sum": total, f"{name} count": count}
+    return found
 
 
 TIMES: Final = ("seconds", "read_seconds", "update_seconds_median", "images_per_second")
@@ -207,4 +243,10 @@ def totals(lines: Sequence[Mapping[str, Any]], *, open_seconds: float) -> dict[s
         "epoch_seconds_median": median("seconds"),
         "images_per_second": median("images_per_second"),
         **{key: last.get(key) for key in ("train_loss", "test_loss", "test_accuracy", "test_top5")},
+        **{key: last[key] for key in last if key.startswith(("train_", "test_"))},
+        **(
+            {"unit": last["unit"], "units_per_second": median("units_per_second")}
+            if "unit" in last
+            else {}
+        ),
     }

@@ -304,6 +304,10 @@ def curves_section(run: RunData) -> Section:
             run, "accuracy", "Accuracy", "accuracy",
             ("train_accuracy", "test_accuracy", "test_top5"), percent=True,
         ),
+        *(
+            _curve(run, name, name, name, (f"train_{name}", f"test_{name}"))
+            for name in _own_metrics(run)
+        ),
         _curve(run, "speed", "Speed of training", "images/s", ("images_per_second",)),
     ]  # fmt: skip
     columns: tuple[tuple[str, str, str], ...] = (
@@ -312,6 +316,7 @@ def curves_section(run: RunData) -> Section:
         ("train accuracy", "train_accuracy", ".2%"),
         ("test loss", "test_loss", ".4f"),
         ("test accuracy", "test_accuracy", ".2%"),
+        *((f"test {name}", f"test_{name}", ".4g") for name in _own_metrics(run)),
         ("images/s", "images_per_second", ",.0f"),
         ("seconds", "seconds", ",.2f"),
         ("reading (s)", "read_seconds", ",.2f"),
@@ -346,13 +351,18 @@ def curves_section(run: RunData) -> Section:
     )
 
 
+def _own_metrics(run: RunData) -> list[str]:
+    """What the user's own metrics are called."""
+    keys = {key for line in run.metrics for key in line}
+    names = {key.partition("_")[2] for key in keys if key.startswith(("train_", "test_"))}
+    return sorted(names - {"loss", "accuracy", "top5"})
+
+
 _NAMES = {
-    "train_loss": "training",
-    "test_loss": "test",
-    "train_accuracy": "training",
-    "test_accuracy": "test",
     "test_top5": "test, among the first five",
     "images_per_second": "images/s",
+    "train": "training",
+    "test": "test",
 }
 
 
@@ -361,7 +371,12 @@ def _curve(
 ) -> Figure | None:
     epochs = tuple(e or 0.0 for e in run.column("epoch"))
     series = tuple(
-        Series(name=_NAMES[column], look=place, x=epochs, y=run.column(column))
+        Series(
+            name=_NAMES.get(column) or _NAMES[column.partition("_")[0]],
+            look=place,
+            x=epochs,
+            y=run.column(column),
+        )
         for place, column in enumerate(columns)
         if any(value is not None for value in run.column(column))
     )
@@ -377,10 +392,12 @@ def _curve(
     return Figure(
         key=key,
         title=title,
-        caption=captions[key],
+        caption=captions.get(key, "The mean over an epoch (training) and over the test set."),
         x=Axis(title="epoch", ticks=epochs if len(epochs) <= 12 else ()),
         y=Axis(
-            title=unit, format="percent" if percent else "plain", minimum=None if percent else 0
+            title=unit,
+            format="percent" if percent else "plain",
+            minimum=0 if key in captions and not percent else None,
         ),
         series=series,
     )

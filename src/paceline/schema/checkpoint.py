@@ -30,7 +30,7 @@ DAMAGED = "damaged-"
 """What the name of a checkpoint begins with that was found damaged and put aside."""
 
 MAY_CHANGE = (
-    "name", "versions", "observe", "data.root", "data.cache",
+    "name", "versions", "observe", "data.root", "data.cache", "data.processes", "workload.unit",
     "train.epochs", "train.steps", "train.lengths", "train.until", "train.deadline",
     "train.evaluate_every", "train.checkpoint_every", "train.keep",
 )  # fmt: skip
@@ -71,6 +71,8 @@ class TrainState:
     """Time spent on the run so far, in all sessions."""
     best_accuracy: float | None = None
     best_loss: float | None = None
+    best_value: float | None = None
+    """Of what train.monitor names."""
     since_best: int = 0
     """Evaluations since the best one."""
     optimizer_numbers: dict[str, dict[str, object]] = field(default_factory=dict)

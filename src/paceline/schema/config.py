@@ -51,6 +51,15 @@ class Workload:
     """
     loss: str = "cross_entropy"
     """"cross_entropy" or your own "module:callable": (outputs, targets) -> mean over samples."""
+    step: str = ""
+    """Instead of a loss, your own "module:callable": (model, batch) -> loss, or a dict with it."""
+    collate_fn: str = ""
+    """With `step`: your own "module:callable" that makes a batch of a list of samples."""
+    metrics: dict[str, str] = field(default_factory=dict)
+    """What else is reported: name -> "module:callable", (outputs, targets) -> (sum, count)."""
+    unit: str = "images"
+    """What rates count: samples, whatever they are called, or with "tokens" or any other name what
+    the step's weight counts."""
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_per_worker is not None:
@@ -58,8 +67,30 @@ class Workload:
                 f"workload.batch_size = {self.batch_size} and workload.batch_per_worker ="
                 f" {self.batch_per_worker} exclude each other: leave one out"
             )
+        if self.step and self.loss != "cross_entropy":
+            raise ConfigError(
+                f"workload.step = {shown(self.step)} computes the loss itself, but workload.loss ="
+                f" {shown(self.loss)} is given too: leave one out"
+            )
+        if self.step and self.metrics:
+            raise ConfigError(
+                "workload.metrics are functions of (outputs, targets), which a step keeps to"
+                " itself: let the step return what is to be reported, beside its loss"
+            )
+        if self.collate_fn and not self.step:
+            raise ConfigError(
+                "workload.collate_fn makes batches of any structure, which only a step takes: give"
+                " workload.step, or leave it out"
+            )
         if self.head == "replace" and self.weights is None:
             raise ConfigError("workload.head = 'replace' needs workload.weights to replace it in")
+
+    @property
+    def code(self) -> dict[str, str]:
+        """What may be code of the user's own, by key, besides the data."""
+        named = {key: getattr(self, key) for key in ("model", "loss", "step", "collate_fn")}
+        named |= {f"metrics.{name}": text for name, text in self.metrics.items()}
+        return {f"workload.{key}": text for key, text in named.items() if text}
 
     def global_batch(self, workers: int) -> int:
         """Samples per update over all workers."""
@@ -82,10 +113,15 @@ class Data:
     """Part of the data that is kept for testing where the data set has no split of its own."""
     augment: bool = True
     """Random horizontal flips for photographs in training."""
+    shuffle: bool = True
+    """A new order of the samples in every epoch; false takes them as they are numbered."""
     cache: str | None = None
     """Folder for decoded images; the user's cache folder when left out."""
     workers: int | None = rule(default=None, minimum=1, maximum=MOST_THREADS)
     """Threads that read and decode; as many as there are cores when left out."""
+    processes: int = rule(default=0, minimum=0, maximum=MOST_THREADS)
+    """Processes that fetch samples of a dataset of your own, as a DataLoader's num_workers; 0: none
+    but those that train."""
     options: dict[str, object] = field(default_factory=dict)
     """Options of the data set, such as { shape = [3, 32, 32] } for synthetic."""
 
@@ -143,6 +179,8 @@ class Until:
     """Stop when the test accuracy reaches this (0 to 1)."""
     loss: float | None = None
     """Stop when the test loss is at most this."""
+    value: float | None = None
+    """Stop when what train.monitor names is as good as this."""
     patience: int | None = rule(default=None, minimum=1)
     """Stop after this many evaluations without a better test accuracy (loss, without classes)."""
 
@@ -161,6 +199,9 @@ class Train:
     """"auto" takes CUDA where there is one, else the CPU."""
     until: Until = field(default_factory=Until)
     """When to stop early."""
+    monitor: str = "auto"
+    """What makes an evaluation the best, as "loss:min" or "mae:min"; "auto" takes test accuracy, or
+    without classes test loss."""
     evaluate_every: int = rule(default=1, minimum=1)
     """Epochs between two evaluations; the last epoch is always evaluated."""
     checkpoint_every: int | None = rule(default=None, minimum=1)
@@ -173,6 +214,17 @@ class Train:
     """Seconds that ranks wait for a rank that does not arrive before the run is ended."""
 
     def __post_init__(self) -> None:
+        name, _, way = self.monitor.partition(":")
+        if self.monitor != "auto" and (not name or way not in ("min", "max")):
+            raise ConfigError(
+                f"train.monitor = {shown(self.monitor)} must be the name of what evaluations report"
+                " and which way is better, as 'loss:min' or 'accuracy:max'"
+            )
+        if self.until.value is not None and self.monitor == "auto":
+            raise ConfigError(
+                f"train.until.value = {self.until.value:g} needs train.monitor, which says of what:"
+                " set that too, or use train.until.loss or train.until.accuracy"
+            )
         for update, length in self.lengths.items():
             if not update.isdecimal() or length < 1:
                 raise ConfigError(

@@ -18,8 +18,16 @@ from paceline.config.environment import data_root
 from paceline.data.feed import evaluation_batches
 from paceline.data.images import SUFFIXES
 from paceline.data.listing import TEST_NAMES
-from paceline.errors import DataError, ModelError, RunDirectoryError, UserError, shortened
-from paceline.local.base import are_classes, full_precision, scored
+from paceline.errors import (
+    DataError,
+    ModelError,
+    RunDirectoryError,
+    UnsupportedError,
+    UserError,
+    shortened,
+)
+from paceline.local.steps import Supervised, are_classes
+from paceline.local.values import full_precision, scored
 from paceline.models.extra_state import load_model
 from paceline.references import OBJECT, is_object
 from paceline.run import RunDirectory, open_run
@@ -51,7 +59,8 @@ class Trained:
     def tells_classes(self) -> bool:
         """Whether outputs are scores of classes, of which softmax makes probabilities."""
         known = self.signature.classes or self.config.workload.classes
-        return self.config.workload.loss == "cross_entropy" and bool(known)
+        work = self.config.workload
+        return work.loss == "cross_entropy" and not work.step and bool(known)
 
     def outputs(self, inputs: np.ndarray) -> np.ndarray:
         """What the model gives for a batch of inputs, in float32 and without dropout."""
@@ -126,7 +135,7 @@ def build_model(
         dataclasses.replace(config, workload=bare),
         signature,
         factory,
-        lambda: torch.zeros((1, *signature.shape), dtype=kind),
+        lambda model: model(torch.zeros((1, *signature.shape), dtype=kind)),
     )()
 
 
@@ -190,7 +199,13 @@ def evaluate_run(trained: Trained, data: Path | None = None) -> Evaluation:
                 parts.dataset.test, batch_size=BATCH, worker=0, shares=[1.0]
             )
         )
-        return _sums(trained, batches, f"{parts.dataset.name} (test)", parts.loss)
+        step = parts.step
+        if not isinstance(step, Supervised):
+            raise UnsupportedError(
+                "a run with a step of its own is scored by its training alone: see test_loss in"
+                f" {trained.run.metrics}"
+            )
+        return _sums(trained, batches, f"{parts.dataset.name} (test)", step)
     finally:
         parts.dataset.close()
 
@@ -199,14 +214,16 @@ def _sums(
     trained: Trained,
     batches: Iterator[tuple[np.ndarray, torch.Tensor]],
     name: str,
-    loss: Callable[..., Any] = nn.functional.cross_entropy,
+    step: Supervised | None = None,
 ) -> Evaluation:
-    total, losses, first, among = 0, 0.0, 0.0, 0.0
+    step = step or Supervised(loss=nn.functional.cross_entropy)
+    total, losses, weights, first, among = 0, 0.0, 0.0, 0.0, 0.0
     classes = True
     with torch.no_grad():
         for inputs, targets in batches:
             outputs = torch.from_numpy(trained.outputs(inputs))
-            losses += float(loss(outputs, targets)) * len(inputs)
+            loss, weight = step.of(outputs, targets).loss_and_weight(len(inputs))
+            losses, weights = losses + loss, weights + weight
             total += len(inputs)
             classes = classes and are_classes(outputs, targets)
             if classes:
@@ -215,7 +232,7 @@ def _sums(
                 first, among = first + float(hits[:, 0].sum()), among + float(hits.any(1).sum())
     return Evaluation(
         samples=total,
-        loss=losses / total,
+        loss=losses / weights,
         accuracy=first / total if classes else None,
         top5=among / total if classes else None,
         data=name,

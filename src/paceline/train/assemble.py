@@ -26,6 +26,7 @@ from paceline.exchange.splittable import look_at
 from paceline.local.base import Job, LocalStrategy, OptimizerState
 from paceline.local.board import Arena, Board
 from paceline.local.shared import model_digest
+from paceline.local.steps import Supervised
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, RankContext
 from paceline.schema.checkpoint import check_continued, read_state
@@ -72,7 +73,7 @@ def make_job(task: Task, parts: Parts) -> Job:
     whole = min(plan.batch_size, samples)
     return Job(
         build_model=lambda: agreed_model(task, parts),
-        loss=parts.loss,
+        step=parts.step,
         build_optimizer=parts.build_optimizer,
         elementwise=parts.elementwise,
         node=node,
@@ -230,6 +231,8 @@ def _sample_type(task: Task, parts: Parts) -> torch.dtype | None:
     """The type of the data's inputs, for strategies that must know it before they read any."""
     if task.plan.nodes[task.context.node].stages == 1:
         return None
+    if not isinstance(parts.step, Supervised):
+        return None  # such a strategy refuses it
     inputs, _ = parts.dataset.train.fetch(np.arange(1), epoch=0, augment=False)
     return inputs.dtype
 
@@ -247,12 +250,14 @@ def make_feed(task: Task, parts: Parts, strategy: LocalStrategy) -> Feed:
             samples=len(parts.dataset.train),
             batch_size=task.plan.batch_size,
             seed=task.config.seed,
+            shuffle=task.config.data.shuffle,
         ),
         shares=worker_shares(task.plan, [node.share for node in task.plan.nodes]),
         worker=first_worker(task.plan, task.context.node) + strategy.worker,
         least=strategy.least,
         augment=task.config.data.augment,
         reads_inputs=strategy.reads_inputs,
+        parts=strategy.parts,
     )
 
 

@@ -9,8 +9,9 @@ from paceline import local
 from paceline.exchange.network import Traffic
 from paceline.local.base import OptimizerState
 from paceline.local.state import unsaved_sentence
+from paceline.local.steps import Sums
 from paceline.models.extra_state import check_extra_state
-from paceline.observe.metrics import Tally
+from paceline.observe.metrics import Tally, saved_sums
 from paceline.observe.recorder import Recorder
 from paceline.schema.checkpoint import check_continued, fixed_settings, planned_updates
 from paceline.schema.codec import encode
@@ -30,6 +31,7 @@ from paceline.train.handover import Handover
 from paceline.train.parts import Parts
 from paceline.train.serving import make_team
 from paceline.train.signals import StopSignals
+from paceline.train.totals import added_up, agreed_names
 
 
 class Continuing:
@@ -51,7 +53,7 @@ class Continuing:
         self.position = Position()
         self.tally = Tally()
         self.traffic = Traffic()
-        self.goal = self.kept_goal = Goal(self.config.train.until)
+        self.goal = self.kept_goal = Goal(self.config.train.until, self.config.train.monitor)
         self.saved_at = -1
         self.unsaved = ""
         self.resumed: OptimizerState = {}
@@ -114,6 +116,8 @@ class Continuing:
         tally = self.tally.saved()
         sums = self.team.sum([tally["loss_sum"], tally["correct"], tally["samples"]], "checkpoint")
         tally |= dict(zip(("loss_sum", "correct", "samples"), sums, strict=True))
+        tally["weight"], reported = self.reported(sums[2])
+        tally |= saved_sums(reported)
         state = TrainState(
             position=self.position,
             updates=self.updates,
@@ -124,6 +128,7 @@ class Continuing:
             seconds=time.perf_counter() - self.started,
             best_accuracy=self.kept_goal.best_accuracy,
             best_loss=self.kept_goal.best_loss,
+            best_value=self.kept_goal.best_value,
             since_best=self.kept_goal.since_best,
             settings=fixed_settings(self.config),
             plan=encode(self.task.plan),
@@ -136,6 +141,18 @@ class Continuing:
             durations=tuple(self.tally.durations),
             saved_at=self.saved_at,
         )
+
+    def reported(self, samples: float) -> tuple[float, Sums]:
+        """Of this epoch and all ranks: by what the loss is a mean, and what else is reported.
+
+        `samples`: of all ranks. Every rank calls it.
+        """
+        step, tally = self.job.step, self.tally
+        names = agreed_names(self.team, step, tally.sums)
+        sums = added_up(self.team, names, tally.sums, "metrics") if self.team.adds_up else {}
+        if not step.weighs or not self.team.adds_up:
+            return samples, sums
+        return self.team.sum([tally.weight], "metrics")[0], sums
 
     def say_unsaved(self, optimizer: OptimizerState) -> None:
         """Say once what of an optimizer of the user's own no checkpoint holds."""
@@ -184,7 +201,7 @@ class Continuing:
         self.strategy.load_optimizer_state(handover.optimizer)
         self.position, self.saved_at = state.position, handover.saved_at
         self.goal.best_accuracy, self.goal.best_loss = state.best_accuracy, state.best_loss
-        self.goal.since_best = state.since_best
+        self.goal.best_value, self.goal.since_best = state.best_value, state.since_best
         if self.team.is_first:
             self.tally = Tally.restored(state.tally)
             self.tally.durations = list(handover.durations)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,13 +15,15 @@ from paceline.errors import DataError
 from paceline.local.base import (
     Job,
     LocalStrategy,
-    are_classes,
+    StepResult,
     autocast,
-    full_precision,
-    layout,
-    scored,
+    placed,
 )
 from paceline.train.team import Team
+from paceline.train.totals import added_up, agreed_names, means_of
+
+LOSS, HITS = ":loss", ":hits"
+"""Under which sums are added up that every step has; the user's names have no colon first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +31,12 @@ class Score:
     """How well the model does."""
 
     loss: float
-    """The mean of the batches' losses, weighted by their samples."""
+    """The mean of the batches' losses, by their weights."""
     accuracy: float | None
     """None where there are no classes, as `top5`."""
     top5: float | None
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    """What else the step reports."""
 
 
 def existing(value: float) -> float | None:
@@ -58,49 +61,46 @@ def evaluate(
                 f"an evaluation covered {total:.0f} samples, but the test data says that it has"
                 f" {len(source)}: give it a length that is true"
             )
-        sums = _sums(strategy, job, source, team.context.rank, divided)
-        loss, correct, top5, total = team.sum(sums, "evaluate")
+        tally = _tally(strategy, job, source, team.context.rank, divided)
+        names = agreed_names(team, job.step, tally.sums, ["top5"])
+        # All at once: a rank that is lost between two sums would be in one of them.
+        own = {LOSS: (tally.loss_sum, tally.weight), HITS: (tally.correct, float(tally.samples))}
+        sums = added_up(team, [LOSS, HITS, *names], own | tally.sums, "evaluate")
+        (loss, weight), (correct, total) = sums.pop(LOSS), sums.pop(HITS)
+        means = means_of(sums)
         if total == len(source):
             return Score(
-                loss=loss / total, accuracy=existing(correct / total), top5=existing(top5 / total)
+                loss=loss / weight if weight else math.nan,
+                accuracy=means.get("accuracy", existing(correct / total)),
+                top5=means.pop("top5"),
+                metrics=means,
             )
 
 
-def _sums(
+def _tally(
     strategy: LocalStrategy, job: Job, source: Source, rank: int, shares: Sequence[float]
-) -> list[float]:
-    """Losses, right first guesses, right among five, and samples of a rank's part."""
+) -> StepResult:
+    """Everything that is reported, of a rank's part."""
     model = strategy.model
-    sums = [0.0, 0.0, 0.0, 0.0]
+    found = StepResult()
     batch_size = max(32, min(job.batch_size, 256))
     model.eval()
     with torch.no_grad():
         for batch in evaluation_batches(source, batch_size=batch_size, worker=rank, shares=shares):
-            targets = batch.targets.to(job.device)
+            values = placed(job, batch.samples.values)
             with autocast(job):
-                outputs = full_precision(scored(model, layout(job, batch.inputs)))
-            loss = float(job.loss(outputs, targets)) * batch.count
-            found = (loss, *_ranked_hits(outputs, targets), batch.count)
-            sums = [old + new for old, new in zip(sums, found, strict=True)]
+                measure = job.step(model, values)
+            found += StepResult.of(measure, batch.count, 0.0)
     model.train()
-    return sums
-
-
-def _ranked_hits(outputs: Any, targets: torch.Tensor) -> tuple[float, float]:
-    """How many targets are the first guess, and among the first five; NaN without classes."""
-    if not are_classes(outputs, targets):
-        return math.nan, math.nan
-    guesses = outputs.topk(min(5, outputs.shape[1]), dim=1).indices
-    hits = guesses == targets.unsqueeze(1)
-    return float(hits[:, 0].sum()), float(hits.any(dim=1).sum())
+    return found
 
 
 def has_classes(strategy: LocalStrategy, job: Job, source: Source) -> bool:
     """Whether evaluations will have an accuracy: the untrained model on one or two samples."""
-    inputs, targets = source.fetch(np.arange(min(2, len(source))), epoch=0, augment=False)
+    found = source.samples(np.arange(min(2, len(source))), epoch=0, augment=False)
     model = strategy.model
     model.eval()
     with torch.no_grad(), torch.random.fork_rng(), autocast(job):
-        outputs = full_precision(scored(model, layout(job, inputs)))
+        measure = job.step(model, placed(job, found.values))
     model.train()
-    return are_classes(outputs, targets)
+    return "accuracy" in measure.sums or not math.isnan(measure.correct)

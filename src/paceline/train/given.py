@@ -1,19 +1,20 @@
 """Objects that a Python program hands over instead of names: what can be done with them.
 
-They live in the process that made them. Other processes cannot get them, and a run cannot keep
-them: what would need that is refused, and nothing takes their place.
+They live in the process that made them. Other processes of the machine get them from it
+(`launch.parcel`); other hosts cannot, and a run cannot keep them: what would need that is refused,
+and nothing takes their place.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ConfigError, UnsupportedError
 from paceline.references import OBJECT, is_object, object_name
-from paceline.schema import Config, NodePlan
+from paceline.schema import Config
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +27,9 @@ KEYS = {
     "model": "workload.model",
     "data": "workload.data",
     "loss": "workload.loss",
+    "step": "workload.step",
+    "collate_fn": "workload.collate_fn",
+    "metrics": "workload.metrics",
     "optimizer": "optimizer.name",
 }
 """Where a configuration names what may be given as an object."""
@@ -39,6 +43,10 @@ class Given:
     data: Any = None
     """A dataset, a pair of them, or a function that makes them; see `with_open_data`."""
     loss: Loss | None = None
+    step: Callable[..., Any] | None = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    metrics: Mapping[str, Callable[..., Any]] | None = None
+    """Those that came as objects, by name."""
     optimizer: Callable[..., torch.optim.Optimizer] | None = None
 
 
@@ -53,21 +61,26 @@ def objects_of(config: Config, given: Given | None = None) -> dict[str, str]:
         "model": work.model,
         "data": work.data,
         "loss": work.loss,
+        "step": work.step,
+        "collate_fn": work.collate_fn,
         "optimizer": config.optimizer.name,
     }
     for part in names:
         if (value := getattr(given, part, None)) is not None and not is_object(names[part]):
             names[part] = object_name(value)
+    names |= {f"metric {name!r}": value for name, value in work.metrics.items()}
     return {part: name.removeprefix(OBJECT) for part, name in names.items() if is_object(name)}
+
+
+def _has(given: Given | None, part: str) -> bool:
+    if part.startswith("metric "):
+        return any(f"metric {name!r}" == part for name in (given and given.metrics) or ())
+    return getattr(given, part, None) is not None
 
 
 def refuse_without_objects(config: Config, given: Given | None) -> None:
     """A run whose objects are not there cannot be trained, nor with anything else instead."""
-    missing = {
-        part: name
-        for part, name in objects_of(config).items()
-        if getattr(given, part, None) is None
-    }
+    missing = {part: name for part, name in objects_of(config).items() if not _has(given, part)}
     if missing:
         listed = " and ".join(f"the {part} {name}" for part, name in missing.items())
         raise ConfigError(
@@ -77,24 +90,21 @@ def refuse_without_objects(config: Config, given: Given | None) -> None:
         )
 
 
-def refuse_other_processes(config: Config, strategy: str, given: Given | None) -> None:
-    """Strategies with processes of their own cannot get at objects of this one."""
-    if NodePlan(strategy=strategy).shares_memory:
-        _refuse(config, given, f"local strategy {strategy!r} trains in processes of its own")
-
-
 def refuse_other_hosts(config: Config, given: Given | None) -> None:
-    """Nor can other machines."""
-    _refuse(config, given, "other hosts train in processes of their own")
-
-
-def _refuse(config: Config, given: Given | None, who: str) -> None:
+    """Objects go to processes of this machine alone."""
     for part, name in objects_of(config, given).items():
         raise UnsupportedError(
-            f"{who}, which cannot get the {part} {name} of this Python program: put it, or a"
-            " function that makes it, into a module that can be imported from the current folder,"
-            " or use local.strategy = 'threads' or 'replicas' here"
+            f"other hosts cannot get the {part} {name} of this Python program: put it, or a"
+            " function that makes it, into a module that can be imported from the current folder"
         )
+
+
+def parcel_of(given: Given | None) -> dict[str, Any]:
+    """The objects by part, as they go to other processes of this machine."""
+    if given is None:
+        return {}
+    named = {each.name: getattr(given, each.name) for each in dataclasses.fields(given)}
+    return {part: value for part, value in named.items() if value is not None}
 
 
 def with_open_data(given: Given, config: Config, request: DataRequest) -> Given:

@@ -15,15 +15,19 @@ EXPLODED = 1000.0
 class Goal:
     """The best evaluation so far, held against `train.until`.
 
-    Models that tell classes apart are judged by their test accuracy, all others by their test loss.
+    Judged by what `train.monitor` names. Left to itself: models that tell classes apart by their
+    test accuracy, all others by their test loss.
     """
 
-    def __init__(self, until: Until) -> None:
+    def __init__(self, until: Until, monitor: str = "auto") -> None:
         self._until = until
+        self._name, _, self._way = monitor.partition(":")
         self.best_accuracy: float | None = None
         """None where there are no classes."""
         self.best_loss: float | None = None
         """The lowest test loss; with classes not that of the highest accuracy."""
+        self.best_value: float | None = None
+        """The best of what is monitored, where it is named."""
         self.since_best = 0
         """Evaluations since the best one."""
 
@@ -38,14 +42,33 @@ class Goal:
             self.best_loss = score.loss
         if score.accuracy is None:
             self.check(classes=False)
-            self.best_accuracy = None
-            better = lower
+            self.best_accuracy, better = None, lower
         else:
             better = self.best_accuracy is None or score.accuracy > self.best_accuracy
             if better:
                 self.best_accuracy = score.accuracy
+        if self._way:
+            better = self._note_monitored(score)
         self.since_best = 0 if better else self.since_best + 1
         return better
+
+    def _note_monitored(self, score: Score) -> bool:
+        known = {"loss": score.loss, "accuracy": score.accuracy, "top5": score.top5}
+        known |= score.metrics
+        if self._name not in known:
+            listed = ", ".join(name for name, value in known.items() if value is not None)
+            raise ConfigError(
+                f"train.monitor = '{self._name}:{self._way}' names nothing that evaluations report:"
+                f" use one of {listed}, or let the step or workload.metrics report it"
+            )
+        value = known[self._name]
+        if value is None or not math.isfinite(value):
+            return False
+        best = self.best_value
+        if best is None or (value > best if self._way == "max" else value < best):
+            self.best_value = value
+            return True
+        return False
 
     def check(self, *, classes: bool) -> None:
         """Refuse a goal that what is trained cannot have."""
@@ -63,8 +86,15 @@ class Goal:
             return f"test accuracy {accuracy:.2%} reached: train.until.accuracy is met"
         if until.loss is not None and loss is not None and loss <= until.loss:
             return f"test loss {loss:.4g} reached: train.until.loss is met"
+        best = self.best_value
+        if until.value is not None and best is not None:
+            enough = best >= until.value if self._way == "max" else best <= until.value
+            if enough:
+                return f"test {self._name} {best:.4g} reached: train.until.value is met"
         if until.patience is not None and self.since_best >= until.patience:
             what = "higher test accuracy" if accuracy is not None else "lower test loss"
+            if self._way:
+                what = f"{'higher' if self._way == 'max' else 'lower'} test {self._name}"
             return f"no {what} in {self.since_best} evaluations: train.until.patience is met"
         return None
 

@@ -13,6 +13,7 @@ from typing import Any
 from paceline.data.feed import Batch
 from paceline.errors import DivergedError
 from paceline.exchange.network import Traffic
+from paceline.local.base import StepResult
 from paceline.local.memory import keep_freed_memory
 from paceline.observe.metrics import Tally, exchange_counts, exchange_line, totals
 from paceline.observe.recorder import Recorder
@@ -32,8 +33,11 @@ from paceline.train.optimizers import batch_factor, schedule_factor
 from paceline.train.parts import make_parts
 from paceline.train.proof import prove
 from paceline.train.shares import describe_shares, fairer_shares, rebalanced, worker_shares
+from paceline.train.totals import means_of
 from paceline.train.watching import observed
 
+UNIT = "images"
+"""What rates count where nobody says otherwise: samples, by the name that most have."""
 FEWEST = 3
 """Updates after which a leg that takes too long may end."""
 
@@ -180,24 +184,36 @@ class Trainer(Continuing):
         if self.job.exchange is not None:
             self.job.exchange.before_update(total)
             self.job.exchange.begin(
-                update=update, rate=self.rate_factor, samples=len(batch.targets), total=batch.total
+                update=update, rate=self.rate_factor, samples=batch.count, total=batch.total
             )
         start, waited = time.perf_counter(), self.team.waited
         with recorder.span("compute"):
-            result = self.strategy.update(batch.inputs, batch.targets, total, update)
+            result = self.strategy.update(batch.samples, total, update)
         self.team.note_busy(time.perf_counter() - start - (self.team.waited - waited))
         self.count_exchange(update)
         self.team.note(result.loss_sum, result.correct, result.samples)
-        self.tally.add(loss_sum=result.loss_sum, correct=result.correct, samples=result.samples)
+        self.tally.add(
+            loss_sum=result.loss_sum,
+            correct=result.correct,
+            samples=result.samples,
+            weight=result.weight,
+            sums=result.sums,
+        )
         self.tally.read_seconds += batch.wait_seconds
-        loss = result.loss_sum / result.samples if result.samples else None
+        loss = result.loss_sum / result.weight if result.weight else None
         if loss is not None and self.losses.has_diverged(loss):
             raise DivergedError(self.describe_divergence(loss))
         self.position = self.position.after_update()
         slowest = self.team.slowest
         host = "" if slowest is None else self.task.plan.nodes[slowest].host
-        self.view.advance(images=batch.total, loss=loss, slowest=host)
+        self.view.advance(images=self.units_of(batch, result), loss=loss, slowest=host)
         self.say_news()
+
+    def units_of(self, batch: Batch, result: StepResult) -> int:
+        """Of the global batch, in what rates count; from this rank's part of it."""
+        if self.config.workload.unit == UNIT or not result.samples:
+            return batch.total
+        return round(result.weight / result.samples * batch.total)
 
     def say_news(self) -> None:
         """Tell the user about nodes that came and went."""
@@ -239,6 +255,8 @@ class Trainer(Continuing):
         loss_sum, correct, samples = self.team.sum(
             [self.tally.loss_sum, self.tally.correct, self.tally.samples], "epoch"
         )
+        weight, sums = self.reported(samples)
+        means = means_of(sums)
         epoch = self.position.epoch + 1
         last = self.position.update >= self.updates
         whole = self.position.step == self.feed.sampler.steps_per_epoch
@@ -252,12 +270,15 @@ class Trainer(Continuing):
                 score = evaluate(self.strategy, self.job, self.dataset.test, self.team, shares)
         line = {
             "epoch": epoch,
-            "train_loss": loss_sum / samples,
+            "train_loss": loss_sum / weight if weight else None,
             "train_accuracy": existing(correct / samples),
+            **{f"train_{name}": mean for name, mean in means.items()},
             "test_loss": score.loss if score else None,
             "test_accuracy": score.accuracy if score else None,
             "test_top5": score.top5 if score else None,
+            **{f"test_{name}": mean for name, mean in (score.metrics if score else {}).items()},
             "images_per_second": samples / self.tally.seconds,
+            **self.unit_rate(weight),
             **self.tally.times(),
             "bytes_sent": 0,
             "memory_mb": node_memory_mb(self.task.board),
@@ -273,6 +294,18 @@ class Trainer(Continuing):
             self.tally = Tally()
         self.traffic = Traffic()
         self.save(best=improved)
+
+    def unit_rate(self, weight: float) -> dict[str, Any]:
+        """The rate in what the step's weight counts, where that has a name."""
+        unit = self.config.workload.unit
+        if unit == UNIT:
+            return {}
+        return {"unit": unit, "units_per_second": weight / self.tally.seconds}
+
+    def monitored(self) -> dict[str, Any]:
+        """What decides which weights are the best, where it is named."""
+        monitor = self.config.train.monitor
+        return {} if monitor == "auto" else {"monitor": monitor, "best_value": self.goal.best_value}
 
     def balance(self) -> dict[str, Any]:
         """What the epoch cost between nodes; shares follow the speeds that were measured."""
@@ -329,6 +362,7 @@ class Trainer(Continuing):
             **totals(lines, open_seconds=open_seconds),
             "best_accuracy": self.goal.best_accuracy,
             "best_loss": self.goal.best_loss,
+            **self.monitored(),
             "total_seconds": time.perf_counter() - self.started,
             "parameters": self.strategy.parameters,
         }

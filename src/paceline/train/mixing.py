@@ -54,6 +54,10 @@ class MixedTeam(Team):
         return False
 
     @property
+    def adds_up(self) -> bool:
+        return False
+
+    @property
     def evaluates(self) -> bool:
         return self.is_first
 

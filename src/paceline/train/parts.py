@@ -15,13 +15,21 @@ from paceline import data, models
 from paceline.config.environment import amx_allowed, cache_root, data_root
 from paceline.data.base import DataRequest, Dataset, Source
 from paceline.data.sampler import apportion
-from paceline.errors import ConfigError, DataError, ModelError, PacelineError, UserError
+from paceline.errors import (
+    ConfigError,
+    DataError,
+    ModelError,
+    PacelineError,
+    UnsupportedError,
+    UserError,
+)
 from paceline.exchange.splittable import SAMPLES, Trial
-from paceline.local.base import Loss, OptimizerFactory, least_part
+from paceline.local.base import OptimizerFactory, least_part
 from paceline.local.cores import usable_cores
+from paceline.local.steps import Loss, OwnStep, Step, Supervised
 from paceline.local.tiles import describe_tiles
 from paceline.models.factory import call_factory, initialise_lazy
-from paceline.references import is_reference, resolve, resolve_factory
+from paceline.references import OBJECT, is_reference, resolve, resolve_factory
 from paceline.schema import Config, Plan
 from paceline.schema.signature import Signature
 from paceline.train.given import Given, with_open_data
@@ -36,9 +44,20 @@ class Parts:
 
     dataset: Dataset
     build_model: Callable[[], nn.Module]
-    loss: Loss
+    step: Step
     build_optimizer: OptimizerFactory
     elementwise: bool
+
+    @property
+    def loss(self) -> Loss:
+        """(outputs, targets) -> one number, where the step has a loss of its own."""
+        step = self.step
+        if not isinstance(step, Supervised):
+            raise UnsupportedError(
+                "this needs a model of one input and a loss of its outputs, which a step of your"
+                " own does not show: use workload.loss"
+            )
+        return lambda outputs, targets: step.of(outputs, targets).loss
 
     def trial(self, plan: Plan, model: nn.Module) -> Trial:
         """A few samples and the loss, to see what a model does with its layers."""
@@ -54,33 +73,69 @@ class Parts:
 def make_parts(config: Config, given: Given | None = None) -> Parts:
     """Open the data and make the factories that the configuration names."""
     given = given or Given()
+    work = config.workload
     if config.numerics.precision != "fp32" and amx_allowed():
         describe_tiles()  # every process comes by here before it computes
     custom = given.optimizer
     if custom is None and ":" in config.optimizer.name:
         custom = resolve_factory(config.optimizer.name, "optimizer.name")
-    loss = given.loss
-    if loss is None:
-        loss = _named_loss(config.workload.loss)
-    dataset = with_open_data(given, config, data_request(config)).data
+    step = make_step(config, given)
+    request = data_request(config, given)
+    dataset = with_open_data(given, config, request).data
     if dataset is None:
-        dataset = data.open_dataset(data_request(config))
+        if work.collate_fn and not is_reference(work.data):
+            raise ConfigError(
+                f"workload.collate_fn makes batches of data of your own, not of {work.data!r}:"
+                " leave it out"
+            )
+        dataset = data.open_dataset(request)
     first: Source = dataset.train
 
-    def one_input() -> torch.Tensor:
-        return first.fetch(np.array([0]), epoch=0, augment=False)[0]
+    def run_once(model: nn.Module) -> None:
+        one = first.samples(np.array([0]), epoch=0, augment=False)
+        if isinstance(step, OwnStep):
+            step(model, one.values)
+        else:
+            model(one.inputs)
 
     return Parts(
         dataset=dataset,
-        build_model=model_factory(config, dataset.signature, given.model, one_input),
-        loss=_checked_loss(loss, config.workload.loss),
+        build_model=model_factory(config, dataset.signature, given.model, run_once),
+        step=step,
         build_optimizer=optimizer_factory(config.optimizer, custom),
         elementwise=is_elementwise(config.optimizer, custom),
     )
 
 
-def data_request(config: Config) -> DataRequest:
+def make_step(config: Config, given: Given) -> Step:
+    """What is computed of a batch: the user's step, or the built-in one with a loss and metrics."""
+    work = config.workload
+    if given.step is not None or work.step:
+        step = given.step if given.step is not None else resolve(work.step, "workload.step")
+        if isinstance(step, type):
+            raise ConfigError(
+                f"step {work.step!r} is a class: give a function (model, batch) -> loss"
+            )
+        return OwnStep(function=step, name=repr(work.step.removeprefix(OBJECT)))
+    loss = given.loss if given.loss is not None else _named_loss(work.loss)
+    handed = given.metrics or {}
+    metrics = {
+        name: handed[name] if name in handed else resolve(reference, f"workload.metrics.{name}")
+        for name, reference in work.metrics.items()
+    }
+    return Supervised(
+        loss=_checked_loss(loss, work.loss),
+        name=work.loss,
+        weighs=loss is not nn.functional.cross_entropy,
+        metrics=metrics,
+    )
+
+
+def data_request(config: Config, given: Given | None = None) -> DataRequest:
     """What the configuration asks of the data stage."""
+    collate = given.collate_fn if given is not None else None
+    if collate is None and config.workload.collate_fn:
+        collate = resolve(config.workload.collate_fn, "workload.collate_fn")
     size = config.data.image_size
     channels = None
     if size is None and config.workload.model in models.names():
@@ -96,6 +151,9 @@ def data_request(config: Config) -> DataRequest:
         seed=config.seed,
         cache=config.data.cache or str(cache_root()),
         workers=config.data.workers or usable_cores(),
+        processes=config.data.processes,
+        nested=bool(config.workload.step),
+        collate_fn=collate,
         options=config.data.options,
     )
 
@@ -114,28 +172,17 @@ def _checked_loss(loss: Loss, name: str) -> Loss:
             " function (outputs, targets) -> mean over the samples"
         )
 
-    def checked(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def checked(outputs: Any, targets: torch.Tensor) -> Any:
         if loss is nn.functional.cross_entropy:
             _refuse_one_class(outputs, targets)
         try:
-            value: Any = loss(outputs, targets)
+            value = loss(outputs, targets)
         except (Exception, SystemExit) as error:
             refusal = _refusal(name, outputs, targets, error)
             if refusal is None:
                 raise
             raise refusal from error
-        if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
-            if value.requires_grad or not torch.is_grad_enabled():
-                return value
-            shown = "a number that no weight has a part in"
-        elif isinstance(value, torch.Tensor):
-            shown = f"a {value.dtype} tensor of shape {list(value.shape)}"
-        else:
-            shown = f"a {type(value).__name__}"
-        raise ConfigError(
-            f"loss {name!r} gave {shown}: it must give the mean over the samples, one number that"
-            " comes of the model's outputs"
-        )
+        return value
 
     return checked
 
@@ -174,9 +221,12 @@ def model_factory(
     config: Config,
     takes: Signature,
     given: Callable[..., nn.Module] | None,
-    one_input: Callable[[], torch.Tensor],
+    run_once: Callable[[nn.Module], object],
 ) -> Callable[[], nn.Module]:
-    """What makes the model of a configuration, for inputs as `takes` says."""
+    """What makes the model of a configuration, for inputs as `takes` says.
+
+    `run_once` runs it on one sample, for layers that wait for one.
+    """
     work = config.workload
     shape = takes.shape
     classes = work.classes or len(takes.classes)
@@ -196,7 +246,7 @@ def model_factory(
     factory, name = given, work.model
     if factory is None and is_reference(work.model):
         factory = resolve_factory(work.model, "model")
-    sizes = {"channels": shape[0] if shape else 1}
+    sizes = {} if work.step and not shape else {"channels": shape[0] if shape else 1}
     if len(shape) == 3:
         sizes["image_size"] = shape[-1]
     if classes:
@@ -210,7 +260,7 @@ def model_factory(
                 model = models.build(work.model, options=work.model_options, **sizes)
             else:
                 model = call_factory(factory, name, sizes, work.model_options)
-                initialise_lazy(model, name, one_input)
+                initialise_lazy(model, name, run_once)
         if work.weights is not None:
             models.load_weights(model, Path(work.weights), replace_head=work.head == "replace")
         if work.freeze:

@@ -48,7 +48,8 @@ class SilentView:
 class _Speed:
     """Images per second, a smoothed loss and the time left, since the epoch began."""
 
-    def __init__(self, updates_left: int = 0) -> None:
+    def __init__(self, updates_left: int = 0, unit: str = "images") -> None:
+        self.unit = unit
         self.start = time.monotonic()
         self.images = 0
         self.updates = 0
@@ -71,19 +72,20 @@ class _Speed:
         loss = "" if self.loss is None else f"  loss {self.loss:.4f}"
         left = (self.updates_left - self.updates) * seconds / max(1, self.updates)
         slow = f"  slowest {self.slowest}" if self.slowest else ""
-        return f"{rate(self.images / seconds)} images/s{loss}  {_duration(left)} left{slow}"
+        return f"{rate(self.images / seconds)} {self.unit}/s{loss}  {_duration(left)} left{slow}"
 
 
 class PlainView:
     """One line per epoch, and one every few seconds in long epochs."""
 
-    def __init__(self) -> None:
+    def __init__(self, unit: str = "images") -> None:
+        self._unit = unit
         self._speed = _Speed()
         self._steps = self._done = self._epoch = self._epochs = 0
         self._said = time.monotonic()
 
     def start_epoch(self, epoch: int, epochs: int, steps: int, done: int) -> None:
-        self._speed = _Speed((epochs - epoch + 1) * steps - done)
+        self._speed = _Speed((epochs - epoch + 1) * steps - done, self._unit)
         self._epoch, self._epochs, self._steps, self._done = epoch, epochs, steps, done
         self._said = time.monotonic()
 
@@ -108,8 +110,8 @@ class PlainView:
 class LiveView:
     """A bar that shows the epoch, images per second, loss and time left."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, unit: str = "images") -> None:
+        self._console, self._unit = console, unit
         self._speed = _Speed()
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
@@ -125,7 +127,7 @@ class LiveView:
         self._shown = 0.0
 
     def start_epoch(self, epoch: int, epochs: int, steps: int, done: int) -> None:
-        self._speed = _Speed((epochs - epoch + 1) * steps - done)
+        self._speed = _Speed((epochs - epoch + 1) * steps - done, self._unit)
         self._progress.reset(
             self._task, description=f"epoch {epoch}/{epochs}", total=steps, completed=done, speed=""
         )
@@ -155,20 +157,19 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def make_view(*, silent: bool = False) -> View:
-    """The view that fits where the output goes."""
+def make_view(*, silent: bool = False, unit: str = "images") -> View:
+    """The view that fits where the output goes; `unit`: what rates count."""
     if silent:
         return SilentView()
     console = terminal()
-    return LiveView(console) if console.is_terminal else PlainView()
+    return LiveView(console, unit) if console.is_terminal else PlainView(unit)
 
 
 def epoch_text(line: dict[str, Any], epochs: int) -> str:
     """One line about one epoch."""
-    parts = [
-        f"epoch {line['epoch']}/{epochs}",
-        f"train loss {line['train_loss']:.4f}",
-    ]
+    parts = [f"epoch {line['epoch']}/{epochs}"]
+    if line.get("train_loss") is not None:
+        parts.append(f"train loss {line['train_loss']:.4f}")
     # What does not exist is not shown: accuracy without classes, a test without evaluation.
     if line.get("train_accuracy") is not None:
         parts.append(f"train accuracy {line['train_accuracy']:.2%}")
@@ -176,7 +177,14 @@ def epoch_text(line: dict[str, Any], epochs: int) -> str:
         parts.append(f"test loss {line['test_loss']:.4f}")
     if line.get("test_accuracy") is not None:
         parts.append(f"test accuracy {line['test_accuracy']:.2%}")
-    parts.append(f"{rate(line['images_per_second'])} images/s")
+    known = ("test_loss", "test_accuracy", "test_top5")
+    for key, value in line.items():
+        if key.startswith("test_") and key not in known and value is not None:
+            parts.append(f"{key.replace('_', ' ', 1)} {value:.4g}")
+    if "unit" in line:
+        parts.append(f"{rate(line['units_per_second'])} {line['unit']}/s")
+    else:
+        parts.append(f"{rate(line['images_per_second'])} images/s")
     parts.append(f"{line['seconds']:.1f} s")
     return "  ".join(parts)
 
@@ -195,6 +203,9 @@ def summary_table(summary: dict[str, Any]) -> Table:
         rows.append(("test loss", f"{summary['test_loss']:.4f}"))
     if summary.get("test_accuracy") is not None:
         rows.append(("test accuracy", f"{summary['test_accuracy']:.2%}"))
+    if summary.get("best_value") is not None:
+        name, _, way = str(summary["monitor"]).partition(":")
+        rows.append((f"best test {name} ({way})", f"{summary['best_value']:.4g}"))
     if (finding := summary.get("finding_seconds") or 0.0) >= 0.05:
         saved = summary.get("saved_seconds") or 0.0
         gain = f" (saved about {saved:.1f} s)" if saved >= 0.05 else ""

@@ -20,16 +20,15 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from paceline import exchange, local
 from paceline.data.sampler import apportion
 from paceline.errors import PacelineError, ProofError
-from paceline.exchange.agreement import broadcast_text
 from paceline.local.base import Job, LocalStrategy
 from paceline.local.batch_norm import batch_norms, refuse_without_sums
 from paceline.local.memory import give_back_memory
+from paceline.local.steps import Loss, Supervised
 from paceline.local.still import chance_kept, still
 from paceline.observe.recorder import Recorder
 from paceline.schema.plain import parse_json
@@ -49,17 +48,20 @@ from paceline.train.parts import Parts
 from paceline.train.proof_record import known, proof_key, record
 from paceline.train.proof_samples import (
     division,
+    drawn_samples,
     normalised_size,
-    read_samples,
     update_sizes,
 )
-from paceline.train.reference import Plainly, Samples, Trained, tensors_of
+from paceline.train.reference import Drawn, Plainly, Trained, tensors_of
 from paceline.train.serving import make_team
 from paceline.train.shares import worker_shares
+from paceline.train.team import Team
 from paceline.train.verdict import judged, name_of, remedy_for
 
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 """What normalising layers keep of the batches that they have seen."""
+PROOF = "the proof of the plan"
+"""What ranks wait for together."""
 NUDGES = 2
 """Plain trainings from slightly other weights, where a difference may be their noise."""
 
@@ -140,12 +142,12 @@ def _prove_plan(task: Task, parts: Parts) -> None:
         record(task, kept)
     elif first:
         order["normalises"] = _normalises(task, parts)
-        expected = plainly.train(read_samples(task, parts, sizes))
+        expected = plainly.train(drawn_samples(task, parts, sizes))
         order["rate"] = expected.rate
-    order = parse_json(_from_first(task, json.dumps(order)))
+    order = parse_json(team.from_first(json.dumps(order), PROOF))
     if order["known"]:
         return
-    batches = read_samples(task, parts, sizes)
+    batches = drawn_samples(task, parts, sizes)
     proof = Proof(key=key, samples=sizes, tolerance=TOLERANCE[task.plan.precision])
     with _on_a_copy(task, parts, sizes[0], proof) as (job, strategy):
         _train(task, job, strategy, batches, order["rate"])
@@ -160,10 +162,10 @@ def _prove_plan(task: Task, parts: Parts) -> None:
                 nudged=partial(_nudged, plainly, batches, expected.rate),
             )
             proof = judged(task, plainly, batches, expected, comparison, proof)
-        refusal = _from_first(task, proof.reason)
+        refusal = team.from_first(proof.reason, PROOF)
     if not refusal and order["normalises"]:
-        proof = _prove_statistics(task, parts, plainly, proof, order["rate"])
-        refusal = _from_first(task, proof.reason)
+        proof = _prove_statistics(task, team, parts, plainly, proof, order["rate"])
+        refusal = team.from_first(proof.reason, PROOF)
     if first:
         record(task, dataclasses.replace(proof, seconds=time.perf_counter() - started))
     if refusal:
@@ -171,7 +173,7 @@ def _prove_plan(task: Task, parts: Parts) -> None:
 
 
 def _prove_statistics(
-    task: Task, parts: Parts, plainly: Plainly, proof: Proof, rate: float
+    task: Task, team: Team, parts: Parts, plainly: Plainly, proof: Proof, rate: float
 ) -> Proof:
     """That BatchNorm sees the whole batch: its running statistics after one update.
 
@@ -179,11 +181,11 @@ def _prove_statistics(
     by some percent when the last digit of the weights is changed.
     """
     size = normalised_size(task.plan, len(parts.dataset.train))
-    batches = read_samples(task, parts, [size])
+    batches = drawn_samples(task, parts, [size])
     first = task.context.is_first
     with _on_a_copy(task, parts, size, proof, settled=False) as (job, strategy):
         _train(task, job, strategy, batches, rate)
-        make_whole(task, make_team(task), job, strategy)
+        make_whole(task, team, job, strategy)
         if not first:
             return proof
         comparison = compare(
@@ -270,21 +272,28 @@ def _job(task: Task, parts: Parts, total: int) -> Job:
     """As for training, but without chance and for few samples; what compiles is not proved."""
     shares = [node.share for node in task.plan.nodes]
 
-    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        with still():
-            return parts.loss(outputs, targets)
-
+    step = parts.step
+    if isinstance(step, Supervised):  # whose loss stages compute by itself
+        step = dataclasses.replace(step, loss=_stilled(step.loss))
     return dataclasses.replace(
         make_job(task, parts),
-        loss=loss,
+        step=step,
         compile=False,
         batch_size=max(1, apportion(total, shares)[task.context.node]),
         still=True,
     )
 
 
+def _stilled(loss: Loss) -> Loss:
+    def stilled(outputs: Any, targets: Any) -> Any:
+        with still():
+            return loss(outputs, targets)
+
+    return stilled
+
+
 def _train(
-    task: Task, job: Job, strategy: LocalStrategy, batches: Sequence[Samples], rate: float
+    task: Task, job: Job, strategy: LocalStrategy, batches: Sequence[Drawn], rate: float
 ) -> None:
     """The plan's own way through the batches."""
     strategy.spread_buffers()
@@ -293,24 +302,17 @@ def _train(
     strategy.scale_rate(rate)
     shares = worker_shares(task.plan, [node.share for node in task.plan.nodes])
     worker = job.first_worker + strategy.worker
-    for update, (inputs, targets) in enumerate(batches):
-        total, sizes = len(targets), apportion(len(targets), shares)
-        mine = torch.split(inputs, sizes)[worker], torch.split(targets, sizes)[worker]
+    for update, batch in enumerate(batches):
+        sizes = apportion(batch.count, shares)
+        first, mine = sum(sizes[:worker]), sizes[worker]
         if job.exchange is not None:
-            job.exchange.before_update(total)
-            job.exchange.begin(update=update, rate=rate, samples=sizes[worker], total=total)
-        strategy.update(*mine, total, update)
+            job.exchange.before_update(batch.count)
+            job.exchange.begin(update=update, rate=rate, samples=mine, total=batch.count)
+        samples = batch.part(first, mine, strategy.parts(mine))
+        strategy.update(samples, batch.count, update)
 
 
-def _from_first(task: Task, text: str) -> str:
-    """What the first rank of all says, on every rank; the others stand by until it comes."""
-    network = task.network
-    if network is not None:
-        text = broadcast_text(network, text, "the proof of the plan")
-    return text if task.board is None else task.board.announce(text)
-
-
-def _nudged(plainly: Plainly, batches: Sequence[Samples], rate: float) -> list[Trained]:
+def _nudged(plainly: Plainly, batches: Sequence[Drawn], rate: float) -> list[Trained]:
     if plainly.precision != "fp32":
         return []  # its tolerance is as wide already
     return [plainly.run(batches, rate, nudge=seed) for seed in range(NUDGES)]
@@ -330,7 +332,7 @@ def _prove_division(task: Task, parts: Parts) -> None:
     if known(task, key) is not None:
         return
     sizes = update_sizes(task.plan, len(parts.dataset.train))
-    batches, plainly = read_samples(task, parts, sizes), _plainly(task, parts)
+    batches, plainly = drawn_samples(task, parts, sizes), _plainly(task, parts)
     expected = plainly.train(batches)
     divided = plainly.run(batches, expected.rate, divide=partial(division, task.plan))
     tolerance = TOLERANCE[task.plan.precision]

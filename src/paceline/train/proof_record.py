@@ -55,11 +55,7 @@ def proof_key(task: Task, parts: Parts) -> str:
 def sources(config: Config) -> dict[str, str]:
     """What the loaded modules of one's own contain, and those that the configuration names."""
     named = set()
-    for what, text in (
-        ("workload.model", config.workload.model),
-        ("workload.loss", config.workload.loss),
-        ("optimizer.name", config.optimizer.name),
-    ):
+    for what, text in (*config.workload.code.items(), ("optimizer.name", config.optimizer.name)):
         if is_reference(text):
             named.add(getattr(resolve(text, what), "__module__", ""))
     paths = sysconfig.get_paths()

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from paceline.data.sampler import GlobalSampler, apportion
 from paceline.local.cutting import micro_batch_count
 from paceline.schema import Plan
 from paceline.train.assemble import Task
 from paceline.train.parts import Parts
-from paceline.train.reference import Samples
+from paceline.train.reference import Drawn
 from paceline.train.shares import worker_shares
 
 LEAST = 2
@@ -71,15 +70,15 @@ def normalised_size(plan: Plan, samples: int) -> int:
     return min(limit, max(NORMALISED + 1, update_sizes(plan, samples)[0]))
 
 
-def read_samples(task: Task, parts: Parts, sizes: Sequence[int]) -> list[Samples]:
+def drawn_samples(task: Task, parts: Parts, sizes: Sequence[int]) -> list[Drawn]:
     """Real samples, the first of the first epoch, without augmentation."""
-    source = parts.dataset.train
     sampler = global_sampler(task, parts)
     order = np.resize(sampler.order(0), sum(sizes))
-    inputs, targets = source.fetch(order, epoch=0, augment=False)
-    return list(
-        zip(torch.split(inputs, list(sizes)), torch.split(targets, list(sizes)), strict=True)
-    )
+    ends = np.cumsum(sizes)
+    return [
+        Drawn(parts.dataset.train, order[end - size : end])
+        for size, end in zip(sizes, ends, strict=True)
+    ]
 
 
 def global_sampler(task: Task, parts: Parts) -> GlobalSampler:
@@ -87,4 +86,5 @@ def global_sampler(task: Task, parts: Parts) -> GlobalSampler:
         samples=len(parts.dataset.train),
         batch_size=task.plan.batch_size,
         seed=task.config.seed,
+        shuffle=task.config.data.shuffle,
     )

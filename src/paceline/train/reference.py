@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from paceline.local.base import Loss, OptimizerState, full_precision, users_code
+from paceline.data.base import Source
+from paceline.data.samples import Samples
+from paceline.local.base import OptimizerState
+from paceline.local.steps import OwnStep, Supervised, users_code
 from paceline.local.still import settle, still
 from paceline.local.tiles import check_bf16
+from paceline.local.values import full_precision, mapped
 from paceline.schema import Config
 from paceline.train import lean
 from paceline.train.parts import Parts
 
-Samples = tuple[torch.Tensor, torch.Tensor]
-"""Inputs and targets."""
 Divide = Callable[[int], Sequence[int]]
 """How many samples of a batch each part has."""
 
@@ -40,6 +43,32 @@ FUSED_FROM = 5_000_000
 """Weights from which a step of an optimizer that is not fused would take most of the time."""
 NUDGE = 2.0**-22
 """A change of the weights, relative to them, in about their last digit."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Real samples of one update, read as they are needed, without augmentation."""
+
+    source: Source
+    numbers: np.ndarray
+
+    @property
+    def count(self) -> int:
+        return len(self.numbers)
+
+    def parts(self, sizes: Sequence[int]) -> list[Samples]:
+        """The samples in parts of these sizes, each a batch of its own."""
+        found = self.source.samples(self.numbers, epoch=0, augment=False, sizes=sizes)
+        return found.divided(sizes)
+
+    def part(self, first: int, count: int, sizes: Sequence[int]) -> Samples:
+        """Some of the samples, which whoever computes them divides into parts of these sizes."""
+        numbers = self.numbers[first : first + count]
+        return self.source.samples(numbers, epoch=0, augment=False, sizes=sizes)
+
+    def whole(self) -> Samples:
+        """All of them."""
+        return self.parts([self.count])[0]
 
 
 @dataclass(kw_only=True)
@@ -92,7 +121,7 @@ class Plainly:
     precision: str
     device: torch.device
 
-    def train(self, batches: Sequence[Samples]) -> Trained:
+    def train(self, batches: Sequence[Drawn]) -> Trained:
         """Updates from these batches, at a rate at which they can be compared."""
         rate = 1.0
         for attempt in range(TRIES):
@@ -105,7 +134,7 @@ class Plainly:
 
     def run(
         self,
-        batches: Sequence[Samples],
+        batches: Sequence[Drawn],
         rate: float,
         *,
         divide: Divide | None = None,
@@ -114,7 +143,7 @@ class Plainly:
     ) -> Trained:
         """Updates at this rate.
 
-        `divide`: gradients of the parts of each batch are added up, weighted by their samples.
+        `divide`: gradients of the parts of each batch are added up by their weights.
         `nudge`: the last digits of all weights are changed first, by this seed.
         `settled`: BatchNorm uses the statistics that it has, not those of a batch.
         """
@@ -128,14 +157,23 @@ class Plainly:
             group["lr"] *= rate
         outputs: torch.Tensor | None = None
         unused = {name for name, _ in named}
-        for inputs, targets in batches:
-            sizes = [len(targets)] if divide is None else list(divide(len(targets)))
-            for part in zip(torch.split(inputs, sizes), torch.split(targets, sizes), strict=True):
-                loss, given = self._loss(model, *part)
+        for batch in batches:
+            sizes = [batch.count] if divide is None else list(divide(batch.count))
+            total = 0.0
+            for part in batch.parts(sizes):
+                loss, weight, given = self._loss(model, part)
                 if outputs is None and isinstance(given, torch.Tensor):
                     outputs = given.detach()
+                if len(sizes) > 1:
+                    if weight == 0.0 and not loss.isfinite():  # 0 / 0
+                        continue
+                    loss = loss if weight is None else loss * weight
+                    total += weight or 0.0
                 with still():
-                    (loss * (len(part[1]) / len(targets))).backward()  # type: ignore[no-untyped-call]
+                    loss.backward()  # type: ignore[no-untyped-call]
+            for _, parameter in named if total else ():
+                if parameter.grad is not None:
+                    parameter.grad /= total
             unused -= {name for name, parameter in named if parameter.grad is not None}
             if self.config.optimizer.clip_norm is not None:
                 nn.utils.clip_grad_norm_([p for _, p in named], self.config.optimizer.clip_norm)
@@ -150,13 +188,30 @@ class Plainly:
             unused=unused,
         )
 
-    def outputs(self, batch: Samples, sizes: Sequence[int]) -> torch.Tensor:
+    def outputs(self, batch: Drawn, sizes: Sequence[int]) -> torch.Tensor:
         """What a new model gives for a batch, part by part, BatchNorm aside."""
         model = self._model(settled=True)
         with torch.no_grad():
-            return torch.cat(
-                [self._forward(model, part) for part in torch.split(batch[0], list(sizes))]
-            )
+            return torch.cat([self._forward(model, part.inputs) for part in batch.parts(sizes)])
+
+    def loss_apart(self, batch: Drawn, sizes: Sequence[int]) -> float | None:
+        """How far the loss of a batch is from the mean of its parts' losses, by their weights.
+
+        Of a step of the user's own, whose outputs nobody sees: by its value alone.
+        """
+        model = self._model(settled=True)
+        try:
+            with torch.no_grad():
+                whole = float(self._loss(model, batch.whole())[0])
+                found = [self._loss(model, part) for part in batch.parts(sizes)]
+        except RuntimeError:  # a step that takes derivatives itself
+            return None
+        counted = [(loss, weight) for loss, weight, _ in found if weight != 0.0]
+        value = sum(float(loss) * (1.0 if weight is None else weight) for loss, weight in counted)
+        value /= sum(weight or 0.0 for _, weight in counted) or 1.0
+        if not math.isfinite(whole):
+            return None
+        return abs(value - whole) / abs(whole) if whole else abs(value)
 
     def _model(self, *, settled: bool) -> nn.Module:
         model = self.parts.build_model().to(self.device).train()
@@ -164,13 +219,26 @@ class Plainly:
             settle(model)
         return model
 
-    def _loss(
-        self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor
-    ) -> tuple[torch.Tensor, Any]:
-        with users_code(model, inputs, targets):
-            outputs = self._forward(model, inputs)
-            with still():
-                return self.parts.loss(outputs, targets.to(self.device)), outputs
+    def _loss(self, model: nn.Module, part: Samples) -> tuple[torch.Tensor, float | None, Any]:
+        """Of a part: the loss, its weight (None: a sum), and the model's outputs if they show."""
+        step, outputs = self.parts.step, None
+        values = mapped(part.values, lambda tensor: tensor.to(self.device))
+        with users_code(model, values, part.count):
+            if isinstance(step, Supervised):
+                inputs, targets = values
+                outputs = self._forward(model, inputs)
+                with still():
+                    found = step.loss(outputs, targets)
+            else:
+                assert isinstance(step, OwnStep)
+                with self._cast(), still():
+                    found = step.function(model, values)
+        if not isinstance(found, Mapping):
+            return found, float(part.count), outputs
+        weight = found.get("weight")
+        if weight is None:
+            return found["loss"], float(part.count), outputs
+        return found["loss"], None if isinstance(weight, str) else float(weight), outputs
 
     def _forward(self, model: nn.Module, inputs: torch.Tensor) -> Any:
         with self._cast(), still():
@@ -211,39 +279,50 @@ def _nudge(model: nn.Module, seed: int) -> None:
 
 
 def loss_apart(
-    loss: Loss, outputs: torch.Tensor, targets: torch.Tensor, sizes: Sequence[int]
+    step: Supervised, outputs: torch.Tensor, targets: torch.Tensor, sizes: Sequence[int]
 ) -> float | None:
-    """How far the loss of a batch is from the mean of its parts' losses, weighted by samples.
+    """How far the loss of a batch is from the mean of its parts' losses, by their weights.
 
     The larger of the relative errors of the loss and of its gradient; None where it cannot be told.
     """
-    whole = _loss_and_gradient(loss, outputs, targets)
+    whole = _loss_and_gradient(step, outputs, targets)
     if whole is None or not (math.isfinite(whole[0]) and bool(torch.isfinite(whole[1]).all())):
         return None
-    value, gradients = 0.0, []
+    value, total, gradients = 0.0, 0.0, []
     pieces = zip(torch.split(outputs, list(sizes)), torch.split(targets, list(sizes)), strict=True)
     for piece, wanted in pieces:
-        part = _loss_and_gradient(loss, piece, wanted)
+        part = _loss_and_gradient(step, piece, wanted)
         if part is None:
             return None
-        weight = len(wanted) / len(targets)
+        if part[2] == 0.0:  # nothing of it counts: its mean is 0 / 0
+            gradients.append(torch.zeros_like(part[1]))
+            continue
+        weight = 1.0 if part[2] is None else part[2]
         value += part[0] * weight
+        total += 0.0 if part[2] is None else weight
         gradients.append(part[1] * weight)
+    value, gradient = value / (total or 1.0), torch.cat(gradients) / (total or 1.0)
     gradient_norm = norm(whole[1])
-    apart = norm(torch.cat(gradients) - whole[1]) / gradient_norm if gradient_norm else 0.0
+    apart = norm(gradient - whole[1]) / gradient_norm if gradient_norm else 0.0
     if not (math.isfinite(value) and math.isfinite(apart)):
         return math.inf
     return max(apart, abs(value - whole[0]) / abs(whole[0])) if whole[0] else apart
 
 
 def _loss_and_gradient(
-    loss: Loss, outputs: torch.Tensor, targets: torch.Tensor
-) -> tuple[float, torch.Tensor] | None:
+    step: Supervised, outputs: torch.Tensor, targets: torch.Tensor
+) -> tuple[float, torch.Tensor, float | None] | None:
+    """The loss, its gradient, and its weight; None for that of a sum."""
     leaf = outputs.detach().clone().requires_grad_()
     try:
         with still():
-            value = loss(leaf, targets)
-        (gradient,) = torch.autograd.grad(value, leaf)
+            found = step.loss(leaf, targets)
+        named = found if isinstance(found, Mapping) else {"loss": found}
+        (gradient,) = torch.autograd.grad(named["loss"], leaf)
     except Exception:  # the user's own code, on outputs that its model did not give
         return None
-    return float(value.detach()), gradient
+    given = named.get("weight")
+    if given is None:
+        given = len(targets)
+    weight = None if isinstance(given, str) else float(given)
+    return float(named["loss"].detach()), gradient, weight

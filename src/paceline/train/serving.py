@@ -204,6 +204,10 @@ class ServedTeam(Team):
         return False
 
     @property
+    def adds_up(self) -> bool:
+        return False
+
+    @property
     def evaluates(self) -> bool:
         return self.is_first or not self.served.asynchronous
 

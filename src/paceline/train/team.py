@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.exchange.agreement import broadcast_tensors
+from paceline.exchange.agreement import broadcast_tensors, broadcast_text
 from paceline.local.board import Board
 from paceline.schema import RankContext
 
@@ -61,6 +61,12 @@ class Team:
         if self.board is None:
             return total
         return self.board.sum(total if self.context.is_leader else [0.0] * len(total), name)
+
+    def from_first(self, text: str, name: str) -> str:
+        """What the first rank of all says, on every rank; the others stand by until it comes."""
+        if self.network is not None:
+            text = broadcast_text(self.network, text, name)
+        return text if self.board is None else self.board.announce(text)
 
     def sum_by_node(self, value: float, name: str) -> list[float]:
         """One number per node: the sum over its ranks."""
@@ -160,6 +166,11 @@ class Team:
     @property
     def is_steady(self) -> bool:
         """Everyone stays to the end, so that shares can follow measured speeds."""
+        return True
+
+    @property
+    def adds_up(self) -> bool:
+        """`sum` gives the sum over all ranks of anything, at any time."""
         return True
 
     @property

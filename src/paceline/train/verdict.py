@@ -9,12 +9,13 @@ from functools import partial
 
 import torch
 
+from paceline.local.steps import Supervised
 from paceline.schema import Plan
 from paceline.schema.proof import Cause, Proof
 from paceline.train.assemble import Task
 from paceline.train.compare import TOLERANCE, Comparison, Difference, compare
 from paceline.train.proof_samples import division, global_sampler
-from paceline.train.reference import Plainly, Samples, Trained, loss_apart
+from paceline.train.reference import Drawn, Plainly, Trained, loss_apart
 
 LOSS_BATCHES = 8
 """Real batches whose loss is held against that of its parts,"""
@@ -22,17 +23,24 @@ LOSS_ELEMENTS = 4_000_000
 """with at most so many numbers in their outputs,"""
 LOSS_SAMPLES = 32
 """and with so many samples where targets come only with their inputs."""
+STEP_BATCHES = 2
+"""Such batches of a step of the user's own, which computes the model with the loss."""
 LOSS_TOLERANCE = 0.001
 """Relative; sums of a few hundred losses in fp32 are 1e-6 apart."""
 NOT_A_MEAN = (
     "the loss is not a mean over samples (class weights, ignore_index, reduction='sum' or the like)"
+)
+NOT_BY_WEIGHT = (
+    "the loss that the step returns for a batch is not the mean of its parts' losses by their"
+    " weight (return as 'weight' how many tokens, or which sum of class weights, it is a mean by,"
+    " or 'sum'; or the model looks across samples)"
 )
 
 
 def judged(
     task: Task,
     plainly: Plainly,
-    batches: list[Samples],
+    batches: list[Drawn],
     expected: Trained,
     comparison: Comparison,
     proof: Proof,
@@ -46,7 +54,7 @@ def judged(
     who, remedy = name_of(task.plan), remedy_for(task)
     if not comparison.differences:
         number = f" (its parts are {apart:.2g} off)" if math.isfinite(apart) else ""
-        reason = f"{who} would give other weights: {NOT_A_MEAN}{number}; {remedy}"
+        reason = f"{who} would give other weights: {_not_a_mean(plainly)}{number}; {remedy}"
         return dataclasses.replace(proof, reason=reason, cause="loss", error=_number(apart))
     found = comparison.differences[0]
     cause, why = _why(task, plainly, batches, expected, found, apart)
@@ -59,6 +67,10 @@ def judged(
     )
 
 
+def _not_a_mean(plainly: Plainly) -> str:
+    return NOT_A_MEAN if isinstance(plainly.parts.step, Supervised) else NOT_BY_WEIGHT
+
+
 def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
@@ -66,19 +78,19 @@ def _number(value: float) -> float | None:
 def _why(
     task: Task,
     plainly: Plainly,
-    batches: list[Samples],
+    batches: list[Drawn],
     expected: Trained,
     found: Difference,
     apart: float,
 ) -> tuple[Cause, str]:
     """The cause of a difference, as far as plain trainings tell."""
-    targets = batches[0][1]
-    sizes = division(task.plan, len(targets))
+    sizes, step = division(task.plan, batches[0].count), plainly.parts.step
     if apart > LOSS_TOLERANCE:
-        return "loss", NOT_A_MEAN
-    if len(sizes) > 1 and expected.outputs is not None:
+        return "loss", _not_a_mean(plainly)
+    if len(sizes) > 1 and expected.outputs is not None and isinstance(step, Supervised):
+        targets = batches[0].whole().targets
         if len(expected.outputs) == len(targets):
-            here = loss_apart(plainly.parts.loss, expected.outputs, targets, sizes)
+            here = loss_apart(step, expected.outputs, targets, sizes)
             if here is not None and here > LOSS_TOLERANCE:
                 return "loss", NOT_A_MEAN
         if _looks_across(plainly, batches[0], sizes, expected.outputs):
@@ -109,7 +121,7 @@ def _when(plan: Plan) -> str:
 
 
 def _looks_across(
-    plainly: Plainly, batch: Samples, sizes: Sequence[int], whole: torch.Tensor
+    plainly: Plainly, batch: Drawn, sizes: Sequence[int], whole: torch.Tensor
 ) -> bool:
     parts = plainly.outputs(batch, sizes)
     tolerance = TOLERANCE[plainly.precision]
@@ -125,15 +137,17 @@ def _loss_of_real_batches(task: Task, plainly: Plainly, expected: Trained) -> fl
     Labels that a loss leaves out or weighs differently may be rare: a few samples do not show them.
     The outputs are those of the first batch again and again, the targets are real.
     """
-    outputs, source = expected.outputs, plainly.parts.dataset.train
+    outputs, source, step = expected.outputs, plainly.parts.dataset.train, plainly.parts.step
+    if not isinstance(step, Supervised):
+        return _loss_of_step(task, plainly)
     if outputs is None or outputs.dim() == 0 or len(outputs) == 0:
         return 0.0
     sampler = global_sampler(task, plainly.parts)
     most = max(2, LOSS_ELEMENTS // LOSS_BATCHES // max(1, outputs[0].numel()))
     known = source.targets is not None
     largest = 0.0
-    for step in range(min(LOSS_BATCHES if known else 1, sampler.steps_per_epoch)):
-        numbers = sampler.batch(0, step)[: most if known else LOSS_SAMPLES]
+    for number in range(min(LOSS_BATCHES if known else 1, sampler.steps_per_epoch)):
+        numbers = sampler.batch(0, number)[: most if known else LOSS_SAMPLES]
         if known:
             assert source.targets is not None
             targets = torch.from_numpy(source.targets[numbers])
@@ -141,8 +155,19 @@ def _loss_of_real_batches(task: Task, plainly: Plainly, expected: Trained) -> fl
             targets = source.fetch(numbers, epoch=0, augment=False)[1]
         targets = targets.to(outputs.device)
         rows = outputs[torch.arange(len(targets)) % len(outputs)]
-        apart = loss_apart(plainly.parts.loss, rows, targets, division(task.plan, len(targets)))
+        apart = loss_apart(step, rows, targets, division(task.plan, len(targets)))
         largest = max(largest, apart or 0.0)
+    return largest
+
+
+def _loss_of_step(task: Task, plainly: Plainly) -> float:
+    """The same of a step of the user's own, which computes the model too: on fewer samples."""
+    sampler = global_sampler(task, plainly.parts)
+    largest = 0.0
+    for step in range(min(STEP_BATCHES, sampler.steps_per_epoch)):
+        numbers = sampler.batch(0, step)[:LOSS_SAMPLES]
+        batch = Drawn(plainly.parts.dataset.train, numbers)
+        largest = max(largest, plainly.loss_apart(batch, division(task.plan, batch.count)) or 0.0)
     return largest
 
 

@@ -53,7 +53,7 @@ def train_alone(asked: Alone) -> Outcome:
     from paceline.train.progress import make_view
 
     keep_freed_memory()  # before the view starts a thread
-    view = make_view(silent=asked.silent)
+    view = make_view(silent=asked.silent, unit=asked.config.workload.unit)
     try:
         return _with_view(asked, view)
     finally:
@@ -174,7 +174,7 @@ def _options(
         batch_size=asked.config.workload.global_batch(1),
         elementwise=home.parts.elementwise,
         images=len(home.parts.dataset.sample_shape) == 3,
-        many=asked.given is None and asked.config.train.device != "cuda",
+        many=asked.config.train.device != "cuda",
         # To compile a model for every plan would take longer than most trainings.
         divisible=divisible and not asked.config.numerics.compile,
         rounds=asked.config.train.device == "cuda" or has_bf16(),

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.cost.memory import standby_mb
-from paceline.errors import DivergedError, PacelineError, ProofError, StorageError
+from paceline.errors import (
+    DivergedError,
+    PacelineError,
+    ProofError,
+    StorageError,
+    UnsupportedError,
+)
 from paceline.local.memory import MEMORY_PART, available_mb, memory_is_short, resident_mb
 from paceline.plan.pilot import (
     Decision,
@@ -129,7 +135,7 @@ class LegTraining:
         return went.finished
 
     def _decide(self) -> Decision:
-        ready = self._standby.count if self._standby and self._standby.is_ready else 0
+        ready = self._ready_ranks()
         elapsed = time.perf_counter() - self._asked.began
         self.known = dataclasses.replace(self.known, ready=ready, elapsed=elapsed)
         if self._asked.script:
@@ -144,6 +150,22 @@ class LegTraining:
         self._say_change(decision)
         return decision
 
+    def _ready_ranks(self) -> int:
+        """How many ranks stand by."""
+        try:
+            return self._standby.count if self._standby and self._standby.is_ready else 0
+        except UnsupportedError as error:  # objects that cannot be opened in other processes
+            self._end_ranks()
+            self._stay_alone(error)
+            return 0
+
+    def _stay_alone(self, error: Exception) -> None:
+        """Leave all plans out that need ranks."""
+        names = [option.name for option in self.known.options if option.ranks]
+        out = {**self.known.out, **dict.fromkeys(names, str(error))}
+        self.known = dataclasses.replace(self.known, out=out)
+        self._home.view.say(f"training stays in one process: {error}")
+
     def _free_memory(self, decision: Decision) -> None:
         """Give back what only a trial needed; ranks stand by for as long as there is room."""
         for name in [each for each in self._spare if each != decision.name]:
@@ -154,8 +176,13 @@ class LegTraining:
     def _start_ranks_if_they_fit(self) -> None:
         """Start the ranks, or leave all plans out that need them."""
         needed = standby_mb(self._most_ranks, own_mb=sum(resident_mb()), weights_mb=self._weights)
-        if self._fits(needed, [option.name for option in self.known.options if option.ranks]):
+        names = [option.name for option in self.known.options if option.ranks]
+        if not self._fits(needed, names):
+            return
+        try:
             self._start_ranks()
+        except UnsupportedError as error:  # objects that cannot be sent to other processes
+            self._stay_alone(error)
 
     def _has_room(self, name: str) -> bool:
         """Whether a plan can be tried in this process, beside the one that is kept meanwhile."""
@@ -204,8 +231,10 @@ class LegTraining:
 
     def _start_ranks(self) -> None:
         from paceline.launch.standby import Standby
+        from paceline.train.given import parcel_of
 
-        self._standby = Standby(self._home.run, self._most_ranks, self._show)
+        objects = parcel_of(self._home.given)
+        self._standby = Standby(self._home.run, self._most_ranks, self._show, objects)
 
     def _end_ranks(self) -> None:
         if self._standby is not None:

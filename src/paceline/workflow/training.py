@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.errors import RunDirectoryError, UserError, shown
 from paceline.plan import asked_node, asked_plan, refuse_options_without_strategy
@@ -47,6 +47,15 @@ class Result:
 
         model.load_state_dict(load_model(self.run / "checkpoints" / "latest" / "model.safetensors"))
         return model
+
+    def model(self, weights: Literal["best", "latest"] = "best") -> Any:
+        """A new model with the best or the latest weights of the run, in evaluation mode.
+
+        >>> result.model("best")(inputs)                                     # doctest: +SKIP
+        """
+        from paceline.serve.trained import open_trained
+
+        return open_trained(self.run, weights=weights, factory=self.factory).model
 
     def predict(self, inputs: Any) -> list[list[Guess]]:
         """The five likeliest classes of each input, by the best weights of the run.
@@ -111,18 +120,15 @@ def run_training(start: Start) -> Result:
 
 def _with_objects(start: Start) -> Start:
     """With data of the caller's own opened; what would leave objects behind is refused."""
-    from paceline.train.given import refuse_other_hosts, refuse_other_processes, with_open_data
+    from paceline.train.given import refuse_other_hosts, with_open_data
 
     if start.given is None:
         return start
     if start.hosts is not None:
         refuse_other_hosts(start.config, start.given)
-    nodes = start.plan.nodes if start.plan is not None else ()
-    for strategy in (start.config.local.strategy, *(node.strategy for node in nodes)):
-        refuse_other_processes(start.config, strategy, start.given)
     from paceline.train.parts import data_request
 
-    given = with_open_data(start.given, start.config, data_request(start.config))
+    given = with_open_data(start.given, start.config, data_request(start.config, start.given))
     return dataclasses.replace(start, given=given)
 
 
@@ -240,11 +246,17 @@ def _train_by(start: Start, plan: Plan) -> Result:
             plan=plan,
             run=run,
             given=start.given,
-            view=make_view(silent=start.silent),
+            view=make_view(silent=start.silent, unit=start.config.workload.unit),
         )
         outcome = train(task)
         return Result(run=run.path, summary=outcome.summary, exit_code=outcome.exit_code)
     from paceline.launch.local import run_ranks
+    from paceline.train.given import parcel_of
 
-    code = run_ranks(RunDirectory(run.path.resolve()), node, silent=start.silent)
+    code = run_ranks(
+        RunDirectory(run.path.resolve()),
+        node,
+        silent=start.silent,
+        objects=parcel_of(start.given),
+    )
     return Result(run=run.path, summary=summary_of(run), exit_code=code)

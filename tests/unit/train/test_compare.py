@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from paceline.local.steps import Supervised
 from paceline.train.compare import Comparison, compare
 from paceline.train.reference import Trained, loss_apart
 
@@ -78,10 +79,23 @@ def test_a_loss_whose_parts_do_not_add_up() -> None:
     outputs, targets = torch.randn(10, 4), torch.arange(10) % 4
     weights = torch.tensor([0.2, 1.0, 2.0, 3.0])
     mean = torch.nn.functional.cross_entropy
-    assert loss_apart(mean, outputs, targets, [7, 3]) == pytest.approx(0, abs=1e-6)
-    weighted = loss_apart(torch.nn.CrossEntropyLoss(weights), outputs, targets, [7, 3])
+    assert loss_apart(Supervised(loss=mean), outputs, targets, [7, 3]) == pytest.approx(0, abs=1e-6)
+    weighted = loss_apart(
+        Supervised(loss=torch.nn.CrossEntropyLoss(weights)), outputs, targets, [7, 3]
+    )
     assert weighted is not None
     assert weighted > 0.01
     # A part of nothing but ignored labels has no mean at all.
     ignoring = torch.nn.CrossEntropyLoss(ignore_index=0)
-    assert loss_apart(ignoring, outputs, torch.tensor([0, 1] * 5), [1] * 10) == math.inf
+    assert (
+        loss_apart(Supervised(loss=ignoring), outputs, torch.tensor([0, 1] * 5), [1] * 10)
+        == math.inf
+    )
+    # What it is a mean by makes it add up.
+
+    def weighed(outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+        loss = torch.nn.functional.cross_entropy(outputs, targets, weight=weights)
+        return {"loss": loss, "weight": weights[targets].sum()}
+
+    exact = loss_apart(Supervised(loss=weighed), outputs, targets, [7, 3])
+    assert exact == pytest.approx(0, abs=1e-6)

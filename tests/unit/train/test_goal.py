@@ -63,3 +63,21 @@ def test_until_accuracy_is_refused_without_classes() -> None:
             ConfigError, match=r"train\.until\.accuracy = 0\.9 .*train\.until\.loss"
         ):
             refuse()
+
+
+def reporting(**metrics: float) -> Score:
+    return Score(loss=1.0, accuracy=0.5, top5=1.0, metrics=dict(metrics))
+
+
+def test_what_is_monitored_decides() -> None:
+    goal = Goal(Until(patience=2, value=0.1), "mae:min")
+    found = [goal.note(reporting(mae=mae)) for mae in (0.5, 0.4, 0.6, math.nan)]
+    assert found == [True, True, False, False]
+    assert goal.best_value == 0.4
+    assert goal.reached() == "no lower test mae in 2 evaluations: train.until.patience is met"
+    assert goal.note(reporting(mae=0.05))
+    assert goal.reached() == "test mae 0.05 reached: train.until.value is met"
+    higher = Goal(Until(), "bleu:max")
+    assert [higher.note(reporting(bleu=value)) for value in (0.5, 0.4, 0.6)] == [True, False, True]
+    with pytest.raises(ConfigError, match="names nothing that evaluations report: use one of loss"):
+        Goal(Until(), "mae:min").note(reporting(rmse=1.0))

@@ -103,7 +103,7 @@ def run_on_hosts(
         run=run,
         hosts=one_node_each(hosts),
         config=script_text(run.path.name, script),
-        plan=lambda session: plan,
+        plan=lambda session: (plan, None),
         program="paceline.launch.scripts.host_part",
         say=say,
     )
