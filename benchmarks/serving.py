@@ -140,6 +140,8 @@ def main() -> None:
         prepare(name, options.models)
     if options.prepare:
         return
+    # `timeout` must leave no server behind.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     ways = there(options.way or list(WAYS), options.environments)
     found: dict[str, Any] = {}
     if options.output and options.output.exists():
