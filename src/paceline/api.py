@@ -351,19 +351,16 @@ def race(
     say: Callable[[str], None] = print,
 ) -> tuple[Race, bool]:
     """Race this machine's strategies for a configuration; True when it came from the cache."""
-    from paceline.measure.instructions import use_safe_instructions
-    from paceline.workflow.race import RaceRequest, run_race
+    from paceline.workflow.race import RaceRequest, race_safely
 
-    note = use_safe_instructions(config, all_numerics=True)
-    if note and not quiet:
-        say(note)
-    request = RaceRequest(
-        config=config,
-        batch_size=config.workload.global_batch(1),
-        again=again,
-        seconds=seconds,
-        quiet=quiet,
-        thorough=thorough,
-        say=say,
+    return race_safely(
+        RaceRequest(
+            config=config,
+            batch_size=config.workload.global_batch(1),
+            again=again,
+            seconds=seconds,
+            quiet=quiet,
+            thorough=thorough,
+            say=say,
+        )
     )
-    return run_race(request)

@@ -202,13 +202,13 @@ def _agent(random: Random, folder: Path) -> None:
 
 def _session(random: Random, folder: Path) -> None:
     """What an agent, and who asks to join, say to a launcher that gathers or trains."""
-    from paceline.commands.spread import site_of
     from paceline.config.hosts import find_hosts
     from paceline.launch import session as module
     from paceline.launch.channel import connect
     from paceline.launch.joining import Joining
     from paceline.launch.ssh import SshEngine
     from paceline.run import RunDirectory
+    from paceline.workflow.spread import site_of
 
     module.GRACE_SECONDS = 0.0
     shown: list[str] = []

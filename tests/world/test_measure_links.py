@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from paceline.api import HostsRequest
-from paceline.commands.spread import choose_engine
 from paceline.config.environment import rank_environment
 from paceline.config.hosts import find_hosts
 from paceline.cost.network import allreduce_seconds, slowest_wire
@@ -21,6 +20,7 @@ from paceline.launch.session import Order, Session
 from paceline.run import RunDirectory
 from paceline.schema import Plan, RankContext, decode
 from paceline.schema.machines import Machines
+from paceline.workflow.spread import choose_engine
 
 __all__ = ["make_lab"]
 MBIT = 1e6 / 8

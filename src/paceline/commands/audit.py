@@ -32,9 +32,9 @@ def command(runs: tuple[Path, ...], only_look: bool, as_json: bool) -> None:
     \b
     paceline audit runs/*
     """
-    from paceline.commands.calibration import keep_factors
     from paceline.report.audit import audit
     from paceline.schema import encode
+    from paceline.workflow.calibration import keep_factors
 
     folders = [path for path in runs if not path.is_symlink()] or list(runs)
     disturbed = {str(path): why for path in folders if (why := disturbance(path))}

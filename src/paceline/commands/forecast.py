@@ -59,12 +59,12 @@ def command(
     paceline forecast my.toml --nodes 1,2,4,...,64 --link 1Gbit/s,0.2ms --price 0.4/h
     paceline forecast my.toml --nodes 2 --link 1Gbit/s,0.2ms --mix 1,1/21
     """
-    from paceline.commands.calibration import calibration
     from paceline.errors import ConfigError
     from paceline.plan.answer import Question
     from paceline.plan.ask import currency_from, link_from, node_counts, price_from, speeds
     from paceline.plan.predict import predict
     from paceline.schema import encode
+    from paceline.workflow.calibration import calibration
 
     counts, mixture = node_counts(nodes), speeds(mix)
     hourly, purchase = price_from(price) if price is not None else (None, None)
@@ -128,7 +128,11 @@ def _machines(
         if config is None and not changes:
             return found, True
         return _with_settings(found, load_config(config, changes)), True
-    return measure_here(load_config(config, changes), again=again, quiet=quiet)
+    from paceline.api import resolve
+    from paceline.workflow.machines import measure_this
+
+    settings = resolve(load_config(config, changes))
+    return measure_this(settings, again=again, quiet=quiet, say=click.echo)
 
 
 def _with_settings(found: Machines, config: Config) -> Machines:
@@ -141,31 +145,6 @@ def _with_settings(found: Machines, config: Config) -> Machines:
         steps=config.train.steps,
     )
     return dataclasses.replace(found, workload=facts)
-
-
-def measure_here(config: Config, *, again: bool, quiet: bool) -> tuple[Machines, bool]:
-    """Race this machine and profile the winner; True when both came from the cache."""
-    from paceline import api
-    from paceline.measure.profile import ProfileRequest, profile
-    from paceline.workflow.race import time_sizes
-
-    def say(text: str) -> None:
-        if not quiet:
-            click.echo(text)
-
-    settings = api.resolve(config)
-    race, raced_before = api.race(settings, again=again, quiet=quiet, say=say)
-    chosen = next(entry for entry in race.candidates if entry.chosen)
-    request = ProfileRequest(
-        config=settings,
-        batch_size=settings.workload.global_batch(1),
-        chosen=chosen,
-        time_sizes=time_sizes,
-        again=again,
-        say=say,
-    )
-    found, profiled_before = profile(request)
-    return found, raced_before and profiled_before
 
 
 def _worst_link(found: Machines) -> Link:

@@ -37,14 +37,14 @@ def command(
     paceline measure my.toml --output machines.json
     paceline measure my.toml --hosts a,b --output machines.json
     """
-    from paceline.commands.machines import doubts, measure_hosts, measure_this
     from paceline.commands.train import hosts_request
     from paceline.schema import encode, write_json
+    from paceline.workflow.machines import doubts, measure_hosts, measure_this
 
     settings = asked_config(config, changes, root)
     request = hosts_request(hosts, engine)
     if request is None:
-        found, cached = measure_this(settings, again=again, quiet=as_json)
+        found, cached = measure_this(settings, again=again, quiet=as_json, say=click.echo)
     else:
         say = (lambda text: None) if as_json else click.echo
         found, cached = measure_hosts(settings, request, again=again, say=say)

@@ -13,7 +13,6 @@ import click
 from paceline.commands.asking import asked_config, training_options
 
 if TYPE_CHECKING:
-    from paceline.plan.nodes import NodeChoice
     from paceline.schema import Config, Plan
     from paceline.schema.machines import Machines
 
@@ -51,6 +50,8 @@ def command(
         plan, lines = plan_here(settings, again=again, quiet=as_json, say=say)
     else:
         found = _machines(settings, hosts, engine, machines, again=again, say=say)
+        from paceline.workflow.planning import plan_machines
+
         plan, lines = plan_machines(settings, found)
     if output is not None:
         write_json(output, plan)
@@ -73,11 +74,11 @@ def _machines(
     say: Callable[[str], None],
 ) -> Machines:
     """What to go by: a file, the cache, or hosts that are measured now."""
-    from paceline.commands.machines import doubts, measure_hosts, place_name, with_settings
     from paceline.commands.train import hosts_request
     from paceline.errors import ConfigError
     from paceline.schema import read_json
     from paceline.schema.machines import Machines
+    from paceline.workflow.machines import doubts, measure_hosts, place_name, with_settings
 
     request = hosts_request(hosts, engine)
     if stored is not None:
@@ -122,55 +123,3 @@ def plan_here(
     return plan_from_race(config, race), [
         f"{'race (from the cache)' if cached else 'race'}: {race.decision}"
     ]
-
-
-def plan_machines(config: Config, machines: Machines) -> tuple[Plan, list[str]]:
-    """The plan for measured machines, with five lines for people; kept, since it follows from them.
-
-    The layers that are split are those that the model really allows, which only
-    building it tells.
-    """
-    from paceline.commands.calibration import calibration
-    from paceline.config.cache import keep, kept, key_of, place_of
-    from paceline.schema import encode
-    from paceline.schema.plan import ExplainedPlan
-
-    factors = calibration()
-    place = place_of("plans", key_of([encode(config), encode(machines), factors]))
-    if (known := kept(ExplainedPlan, place)) is not None:
-        return known.plan, list(known.lines)
-    plan, choice = _choose(config, machines, factors)
-    from paceline.plan.nodes import explain_nodes
-
-    lines = explain_nodes(choice).splitlines()
-    keep(place, ExplainedPlan(plan=plan, lines=tuple(lines)))
-    return plan, lines
-
-
-def _choose(
-    config: Config, machines: Machines, factors: dict[str, float]
-) -> tuple[Plan, NodeChoice]:
-    from paceline.plan.foresee import allowed_by, buckets_of, kinds_of, plan_from_choice
-    from paceline.plan.nodes import choose_nodes
-    from paceline.workflow.partitioning import partitioned
-
-    for split in (True, False):
-        choice = choose_nodes(
-            machines,
-            allow=allowed_by(config.exchange),
-            kinds=kinds_of(config.exchange, split=split),
-            buckets=buckets_of(config.exchange),
-            every=config.exchange.every if config.exchange.kind == "averaging" else None,
-            servers=(
-                config.exchange.servers if config.exchange.kind == "parameter_server" else None
-            ),
-            calibration=factors,
-        )
-        plan = plan_from_choice(config, machines, choice, factors)
-        if plan.partition == "none":
-            break
-        whole = dataclasses.replace(plan, partition="none", feature_layers=())
-        real = partitioned(config, whole)
-        if real.partition == "feature":
-            return real, choice
-    return plan, choice

@@ -21,6 +21,7 @@ from paceline.errors import DivergedError, StrategyError, WorkerError
 from paceline.local.cores import usable_cores
 from paceline.local.memory import MEMORY_PART, available_mb
 from paceline.measure.footprint import measure_footprint
+from paceline.measure.instructions import use_safe_instructions
 from paceline.measure.kept_races import fingerprint, kept_race
 from paceline.measure.machine import busy_cores
 from paceline.plan.candidates import candidate, structures, variants
@@ -50,6 +51,14 @@ class RaceRequest:
     quiet: bool = False
     thorough: bool = False
     """Every candidate gets every turn; the result is not kept."""
+
+
+def race_safely(request: RaceRequest) -> tuple[Race, bool]:
+    """`run_race`, with the instructions that this machine can really run."""
+    note = use_safe_instructions(request.config, all_numerics=True)
+    if note and not request.quiet:
+        request.say(note)
+    return run_race(request)
 
 
 def run_race(request: RaceRequest) -> tuple[Race, bool]:

@@ -146,7 +146,7 @@ def _run_training(start: Start) -> Result:
         return _train_in_legs(start)
     earlier = earlier_seconds(run)
     if start.hosts is not None:
-        from paceline.commands.spread import train_on_hosts
+        from paceline.workflow.spread import train_on_hosts
 
         code = train_on_hosts(start)
         result = Result(run=run.path, summary=summary_of(run), exit_code=code)

@@ -12,15 +12,15 @@ from click.testing import CliRunner, Result
 from cost_cases import host, machines
 
 from paceline.commands import audit, measure, plan
-from paceline.commands.calibration import calibration
-from paceline.commands.machines import cache_path, kept_machines
-from paceline.commands.spread import hosts_of_plan
 from paceline.config import load_config
 from paceline.config.hosts import find_hosts
 from paceline.plan.foresee import foresee
 from paceline.plan.nodes import choose_nodes
 from paceline.schema import NodePlan, Plan, read_json, write_json
 from paceline.schema.machines import Machines
+from paceline.workflow.calibration import calibration
+from paceline.workflow.machines import cache_path, kept_machines
+from paceline.workflow.spread import hosts_of_plan
 
 WHOLE = ("--set", 'exchange.partition="none"', "--set", "workload.batch_size=128")
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import paceline
 from paceline.api import HostsRequest
-from paceline.commands.spread import choose_engine
 from paceline.config.hosts import find_hosts
 from paceline.errors import PacelineError
 from paceline.launch.session import Order, Session
 from paceline.run import RunDirectory
 from paceline.schema import NodePlan, Plan
+from paceline.workflow.spread import choose_engine
 
 HERE = Path(__file__).parent
 # Agents must find the stand-in, and the same Paceline as this process.

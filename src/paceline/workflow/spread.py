@@ -10,9 +10,6 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
-from paceline.commands.calibration import calibration
-from paceline.commands.machines import kept_machines, place_name
-from paceline.commands.plan import plan_machines
 from paceline.config import dump_config
 from paceline.errors import ConfigError, StrategyError, UnsupportedError, UserError
 from paceline.launch.engines import Engine, engine_class
@@ -24,7 +21,10 @@ from paceline.plan.together import NodeSite, first_plan, trains_in_legs
 from paceline.schema import Plan
 from paceline.schema.legs import LegsOrder
 from paceline.schema.support import check_support
+from paceline.workflow.calibration import calibration
+from paceline.workflow.machines import kept_machines, place_name
 from paceline.workflow.partitioning import partitioned
+from paceline.workflow.planning import plan_machines
 
 if TYPE_CHECKING:
     from paceline.api import HostsRequest, Start

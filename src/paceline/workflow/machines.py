@@ -74,10 +74,10 @@ def measure_hosts(
     """All hosts and what joins them; True when it came from the cache."""
     if not again and (known := kept_machines(config, request.hosts)) is not None:
         return known, True
-    from paceline.commands.spread import choose_engine, reach
     from paceline.launch.inspection import check_hosts
     from paceline.launch.session import Order, Session
     from paceline.run import RunDirectory
+    from paceline.workflow.spread import choose_engine, reach
 
     inspected = None
     if request.engine.partition(":")[0] != "slurm":
@@ -153,11 +153,29 @@ def _named(session: Session, node: int, found: Machines) -> Host:
     )
 
 
-def measure_this(config: Config, *, again: bool, quiet: bool) -> tuple[Machines, bool]:
-    """This machine alone; True when all of it came from the cache."""
-    from paceline.commands.forecast import measure_here
+def measure_this(
+    config: Config, *, again: bool, quiet: bool, say: Callable[[str], None]
+) -> tuple[Machines, bool]:
+    """This machine alone, raced and its winner profiled; True when all came from the cache."""
+    from paceline.measure.profile import ProfileRequest, profile
+    from paceline.workflow.race import RaceRequest, race_safely, time_sizes
 
-    return measure_here(config, again=again, quiet=quiet)
+    speak = (lambda text: None) if quiet else say
+    batch = config.workload.global_batch(1)
+    race, raced_before = race_safely(
+        RaceRequest(config=config, batch_size=batch, again=again, quiet=quiet, say=speak)
+    )
+    chosen = next(entry for entry in race.candidates if entry.chosen)
+    request = ProfileRequest(
+        config=config,
+        batch_size=batch,
+        chosen=chosen,
+        time_sizes=time_sizes,
+        again=again,
+        say=speak,
+    )
+    found, profiled_before = profile(request)
+    return found, raced_before and profiled_before
 
 
 def doubts(found: Machines) -> list[str]:
