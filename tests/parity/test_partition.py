@@ -380,7 +380,7 @@ def test_a_layer_that_something_else_knows_is_refused(kind: str) -> None:
     def work(network: Network) -> None:
         job = dataclasses.replace(make_job(Case(layers=("head",)), network), build_model=build)
         inputs, targets = batches()[0]
-        Threads(job).update(inputs[:8], targets[:8], 16, 0)
+        Threads(job).update(Stacked(inputs[:8], targets[:8]), 16, 0)
 
     words = "because it has a forward hook" if kind == "hook" else "uses its weights outside"
     with pytest.raises(UnsupportedError, match=f"the layer 'head' .*{words}"):
@@ -440,7 +440,7 @@ def test_nodes_that_call_other_layers_are_refused_and_not_mixed_up(skips: bool) 
         partition = Partition(network, layers, (1.0, 1.0), 16, look_at(build(), trial))
         job = make_job(Case(layers=layers), network)
         job = dataclasses.replace(job, build_model=build, partition=partition)
-        Threads(job).update(images, targets, 16, 0)
+        Threads(job).update(Stacked(images, targets), 16, 0)
 
     words = "does not call second" if skips else "calls second where first was due"
     assert f"the model {words} in this update: layers that are left out" in refusal(work)

@@ -321,7 +321,7 @@ def users_code(model: nn.Module, values: Any, count: int) -> Iterator[None]:
                 f" together ({reason}): let the dataset give {weights}, as x.float() does (bytes"
                 " also divided by 255, as a rule), or convert them in the model"
             ) from error
-        error.add_note(f"raised by the model, the loss or the step, on {shapes_of(values)}")
+        error.add_note(f"raised by the model or the loss, on {shapes_of(values)}")
         raise
 
 
