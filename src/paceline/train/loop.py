@@ -117,7 +117,7 @@ class Trainer(Continuing):
             return self.position.update in (self.until, self.team.leg_end)
         if board is None:
             return late or self.position.update == self.until
-        if late and (board.leg_end or 0) <= self.position.update:
+        if late and (board.leg_end or 0) < self.position.update:
             board.shorten_leg()
         return self.position.update in (self.until, board.leg_end)
 
