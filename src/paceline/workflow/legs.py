@@ -303,10 +303,13 @@ class LegTraining:
         self._recover()
         position = self._handover.state.position.update if self._handover is not None else 0
         out = self._fails_too(decision.name, error, reason)
+        # Updates up to a checkpoint that was made in the leg are not lost.
+        first = min(self.known.position, position)
         leg = Leg(
             name=decision.name,
             plan=self._plan(decision.name),
-            first=position,
+            first=first,
+            updates=position - first,
             role=decision.role,
             best=decision.best if decision.best != decision.name else simplest,
             began=decision.reason,
