@@ -12,8 +12,8 @@ READY := $(VENV)/.ready
 train: $(READY)
 	$(BIN)/paceline train
 
-# Tests of two processes side by side: most of them wait for processes that they start.
-TEST_WORKERS ?= 2
+# Two per core of a small machine: most tests wait for processes that they start.
+TEST_WORKERS ?= 4
 # Threads that wait sleep: those of many processes would spin on the cores that others need.
 PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.api import Result, Workload, train
     from paceline.errors import PacelineError, RunError, UserError
+    from paceline.pace.loop import Pace
 
-__all__ = ["PacelineError", "Result", "RunError", "UserError", "Workload", "train"]
+__all__ = ["Pace", "PacelineError", "Result", "RunError", "UserError", "Workload", "train"]
 
 _HOME = {
+    "Pace": "paceline.pace.loop",
     "Result": "paceline.api",
     "Workload": "paceline.api",
     "train": "paceline.api",

@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "forecast": ("paceline.commands.forecast", "Say what more machines would give, before buying."),
     "audit": ("paceline.commands.audit", "Say how far predictions were from past runs."),
     "report": ("paceline.commands.report", "Make one offline page of a run, or of several."),
+    "watch": ("paceline.commands.watch", "Look at trainings while they run, on a live page."),
     "trace": ("paceline.commands.trace", "Write a Perfetto trace of all ranks of a run."),
     "runs": ("paceline.commands.runs", "List the runs of a directory, one line each."),
     "compare": ("paceline.commands.compare", "Say what differs between two runs."),

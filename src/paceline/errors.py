@@ -97,6 +97,10 @@ class WorkerError(RunError):
     """A rank raised, exited or was killed."""
 
 
+class LostError(WorkerError):
+    """A node that a leg needs has gone; the others can go on without it."""
+
+
 class DeadlineError(RunError):
     """A rank did not arrive at a collective in time."""
 

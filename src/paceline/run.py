@@ -18,7 +18,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EIO)
 _BEGINNING = re.compile(
     r"(config\.toml|(plan|proof|machines|race|race-[^/]+)\.json|(legs|metrics)\.jsonl|\.lock|\.id"
-    r"|\.launch|tensorboard|checkpoints|(rank|node)-\d+|\.[^/]*\.partial)"
+    r"|\.launch|tensorboard|requests|checkpoints|(rank|node)-\d+|\.[^/]*\.partial)"
 )
 """Names of what a run has before its first evaluation."""
 
@@ -69,6 +69,11 @@ class RunDirectory:
     @property
     def summary(self) -> Path:
         return self.path / "run.json"
+
+    @property
+    def requests(self) -> Path:
+        """Where a training that runs looks for wishes: a file each (`schema.requests`)."""
+        return self.path / "requests"
 
     def rank(self, rank: int) -> Path:
         """What one rank wrote."""

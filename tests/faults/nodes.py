@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 from paced_model import put_into
+from ports import free_port
 from trainings import SMALL
 
 from paceline import api
@@ -29,8 +29,9 @@ import sys
 from pathlib import Path
 from paceline.config.environment import rank_context
 from paceline.launch.node import run_node
+from paceline.launch.rank import leave
 from paceline.run import RunDirectory
-sys.exit(run_node(RunDirectory(Path(sys.argv[1])), rank_context(), silent=True))
+leave(run_node(RunDirectory(Path(sys.argv[1])), rank_context(), silent=True))
 """
 
 
@@ -56,7 +57,7 @@ class Nodes:
     def start(self, *nodes: int) -> None:
         """Start nodes; all of them when none is named."""
         if not nodes:
-            self.port = _free_port()
+            self.port = free_port()
         for node in nodes or range(self.count):
             context = RankContext(node=node, nodes=self.count, port=self.port)
             process = subprocess.Popen(
@@ -107,12 +108,6 @@ class Nodes:
             with contextlib.suppress(json.JSONDecodeError):  # it is being written
                 found = json.loads(path.read_text())
         return found
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 MakeNodes = Callable[..., Nodes]

@@ -91,6 +91,7 @@ def test_where_parts_do_not_add_up_all_that_divide_are_left(run_cli, tmp_path: P
     assert {leg.name for leg in legs if not leg.ended} == {"threads 2"}
 
 
+@pytest.mark.slow
 @pytest.mark.world_size(2)
 def test_ctrl_c_in_a_leg_of_ranks_saves_and_the_rest_can_be_done(
     start_cli, run_cli, tmp_path: Path

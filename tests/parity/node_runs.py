@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import torch
+from ports import free_port
 from runs import base_changes
 from safetensors.torch import load_file
 
@@ -24,16 +24,10 @@ import sys
 from pathlib import Path
 from paceline.config.environment import rank_context
 from paceline.launch.node import run_node
+from paceline.launch.rank import leave
 from paceline.run import RunDirectory
-sys.exit(run_node(RunDirectory(Path(sys.argv[1])), rank_context(), silent=True))
+leave(run_node(RunDirectory(Path(sys.argv[1])), rank_context(), silent=True))
 """
-
-
-def free_port() -> int:
-    """A port that nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def train_nodes(
@@ -84,7 +78,7 @@ def train_apart(
         ([sys.executable, "-c", _NODE, str(folder)], _environment(node, len(nodes), port, "gloo"))
         for node, folder in enumerate(folders)
     ]
-    run_all(commands, 100.0)
+    run_all(commands, 600.0)
     return state(folders[0])
 
 
@@ -101,6 +95,7 @@ def _environment(node: int, nodes: int, port: int, backend: str) -> dict[str, st
         | rank_environment(context)
         | {
             "OMP_NUM_THREADS": "1",
+            "PYTHONFAULTHANDLER": "1",  # a process that a signal ends says where it was
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         }
@@ -127,7 +122,8 @@ def run_all(commands: list[tuple[list[str], dict[str, str]]], timeout: float) ->
             process.kill()
             process.wait()
     for number, (process, output) in enumerate(zip(processes, outputs, strict=True)):
-        assert process.returncode == 0, f"process {number}:\n{output}"
+        code = process.returncode
+        assert code == 0, f"process {number} of {len(processes)} ended with {code}:\n{output}"
 
 
 def _run_mpi(folder: Path, nodes: int, port: int, timeout: float) -> None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from node_runs import _environment, _mpiexec, free_port, run_all, state
+from node_runs import _environment, _mpiexec, run_all, state
+from ports import free_port
 from runs import base_changes
 
 from paceline import api
@@ -29,6 +30,7 @@ if "PACELINE_NODE" not in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ:
     os.environ["PACELINE_NODE"] = os.environ["OMPI_COMM_WORLD_RANK"]
 from paceline.config.environment import rank_context
 from paceline.launch.node import run_node
+from paceline.launch.rank import leave
 from paceline.run import RunDirectory
 context = rank_context()
 for folder, port, nodes in json.loads(Path(sys.argv[1]).read_text()):
@@ -36,6 +38,7 @@ for folder, port, nodes in json.loads(Path(sys.argv[1]).read_text()):
         continue
     place = dataclasses.replace(context, port=port, nodes=nodes)
     assert run_node(RunDirectory(Path(folder)), place, silent=True) == 0, folder
+leave(0)  # as our own ranks do: threads that wait inside Gloo abort an interpreter's usual end
 """
 
 

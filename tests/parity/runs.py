@@ -25,6 +25,7 @@ def base_changes() -> tuple[str, ...]:
         "data.options.samples=100",
         "data.options.test_samples=20",
         "train.epochs=1",
+        "train.deadline=300",  # of ranks that share two cores with other tests
         "local.strategy=sequential",
     )
 

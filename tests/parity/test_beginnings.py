@@ -187,9 +187,8 @@ class Shuffled(nn.Module):
 '''
 
 
-@pytest.mark.parametrize(
-    "exchange", ["allreduce", pytest.param("parameter_server", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", ["allreduce", "parameter_server"])
 def test_another_order_of_parameters_is_refused(exchange: str, tmp_path: Path) -> None:
     model = tmp_path / "shuffled.py"
     model.write_text(SHUFFLED)

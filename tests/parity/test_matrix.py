@@ -7,11 +7,12 @@ weights and optimizer state; only the order of additions differs.
 from __future__ import annotations
 
 import dataclasses
+import random
 from pathlib import Path
 
 import pytest
 import torch
-from cases import Case, flat, reference, run_cases, train
+from cases import Case, flat, reference, run_cases, sequential, train
 
 # isort: split
 from matrix import ALONE, FOUR_RANKS, TINY_LAST, TWO_RANKS, bit_equal, node, table, tolerance
@@ -28,11 +29,21 @@ def test_one_process(case: Case) -> None:
     assert_same(found, expected, atol=tolerance(case))
 
 
+def test_replicas_are_proved_wherever_pythons_generator_stands() -> None:
+    """On every node but the first nothing has been drawn, or begun anew, before a proof."""
+    case = Case(node={"strategy": "replicas", "replicas": 2})
+    random.seed(7)
+    weights, _ = train(case, dataclasses.replace(case.job(), still=True))
+    plain, _ = train(sequential(case), dataclasses.replace(sequential(case).job(), still=True))
+    assert_same(weights, plain)
+
+
 @pytest.mark.world_size(2)
 def test_two_ranks(tmp_path: Path) -> None:
     compare(TWO_RANKS, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.world_size(4)
 def test_four_ranks(tmp_path: Path) -> None:
     compare(FOUR_RANKS, tmp_path)

@@ -63,6 +63,7 @@ def test_weights_rounded_on_one_node_alone(alone, tmp_path: Path) -> None:
     assert_same(weights, expected, rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_mpi_with_workers_of_its_own(alone, tmp_path: Path) -> None:
     """mpiexec starts one process per node, which starts its own workers."""

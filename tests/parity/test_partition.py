@@ -551,7 +551,9 @@ def test_dropout_has_a_state_per_shard_and_repeats(
                 feature_layers=("1", "3"),
             )
         )
-        masks.append([torch.load(path, weights_only=True) for path in sorted(folder.iterdir())])
+        noted = [torch.load(path, weights_only=True) for path in sorted(folder.iterdir())]
+        # Before it trains, a node tries on two samples which layers can be split.
+        masks.append([mask for mask in noted if len(mask) > 2])
     assert [tuple(mask.shape) for mask in masks[0]] == [(24, 16)] * 4  # two updates, two nodes
     for one, other in itertools.combinations(masks[0], 2):
         assert not torch.equal(one, other)

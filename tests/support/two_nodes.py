@@ -15,8 +15,9 @@ import sys
 from pathlib import Path
 from paceline.config.environment import rank_context
 from paceline.launch.node import run_node
+from paceline.launch.rank import leave
 from paceline.run import RunDirectory
-sys.exit(run_node(RunDirectory(Path(sys.argv[1])), rank_context()))
+leave(run_node(RunDirectory(Path(sys.argv[1])), rank_context()))
 """
 
 

@@ -20,13 +20,13 @@ ROOT = Path(paceline.__file__).parent
 ORDER = (
     "errors", "text", "references", "secure", "run", "schema", "config", "cost", "plan", "models",
     "data", "backends", "local", "exchange", "observe", "train", "measure", "launch", "lab",
-    "serve", "report", "experiments", "workflow", "integrations", "api", "bench", "commands", "cli",
-    "__main__", "__init__",
+    "serve", "report", "watch", "experiments", "workflow", "integrations", "pace", "api", "bench",
+    "commands", "cli", "__main__", "__init__",
 )  # fmt: skip
 """A part of the package imports only from those before it."""
 WITHOUT_TORCH = (
     "schema", "plan", "cost", "report", "experiments", "errors", "run", "text", "cli", "__init__",
-    "secure",
+    "secure", "watch",
 )  # fmt: skip
 
 # Only these may touch os.environ: why.

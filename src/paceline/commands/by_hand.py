@@ -118,6 +118,7 @@ def _opening(start: Start) -> dict[str, Any]:
         "config": encode(start.config),
         "run": str(start.run.path.resolve()),
         "marker": marker,
+        "goes_on": not start.fixed and not start.run.is_new,
         "plan": encode(start.plan) if start.plan is not None and fixed else None,
         "legs": encode(
             LegsOrder(
@@ -152,6 +153,9 @@ def _plan(
     sites = [decode(NodeSite, each) for each in meeting.gather(encode(site))]
     if opening["plan"] is not None:
         plan = decode(Plan, opening["plan"])
+        if len(plan.nodes) != meeting.size and opening["goes_on"]:
+            opening = opening | {"plan": None}
+            return _plan(meeting, config, site, opening)
         if len(plan.nodes) != meeting.size:
             raise UserError(
                 f"the plan has {len(plan.nodes)} nodes, but {meeting.size} processes were started"

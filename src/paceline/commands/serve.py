@@ -56,8 +56,9 @@ def command(
     """
     try:
         from paceline.serve.core import Limits
+        from paceline.serve.door import Door
         from paceline.serve.manager import Options
-        from paceline.serve.server import Door, Server
+        from paceline.serve.server import Server
     except ImportError as error:
         raise UnsupportedError(
             f"serving needs the package {error.name}: pip install 'paceline[serve]'"
@@ -71,7 +72,7 @@ def command(
         door=Door(
             host=host,
             port=port,
-            token=_token(token_file),
+            token=read_token(token_file),
             certificate=tls_cert,
             key=tls_key,
             plain=plain,
@@ -107,7 +108,8 @@ def size_of(text: str, option: str) -> int:
     return int(found[1]) * int(1000 ** " kMGT".index(found[2] or " "))
 
 
-def _token(file: Path | None) -> str | None:
+def read_token(file: Path | None) -> str | None:
+    """The secret in a file."""
     if file is None:
         return None
     try:

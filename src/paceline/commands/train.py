@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import shlex
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from paceline.config.help import settings_help
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.api import HostsRequest
     from paceline.schema.legs import Leg
 
@@ -51,6 +54,7 @@ class TrainCommand(click.Command):
 @click.option(
     "--publish", type=click.Path(path_type=Path), help="Export every new best, as to models/NAME."
 )
+@click.option("--watch", is_flag=True, help="A live page beside the training (`paceline watch`).")
 @click.option("-v", "--verbose", is_flag=True, help="Tell of every leg and why it was made.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, and only that.")
 @click.pass_context
@@ -68,6 +72,7 @@ def command(
     nodes: int | None,
     slurm_text: str,
     publish: Path | None,
+    watch: bool,
     verbose: bool,
     as_json: bool,
 ) -> int:
@@ -85,8 +90,10 @@ def command(
     """
     from paceline import api
     from paceline.commands.publishing import check, publishing
+    from paceline.commands.watch import watching
     from paceline.config import load_config
     from paceline.config.environment import started_by
+    from paceline.schema.requests import with_settings
 
     if publish is not None:
         check(publish)
@@ -100,19 +107,23 @@ def command(
         if not as_json:
             click.echo(text)
 
-    def begin() -> api.Start:
+    def begin(changed: api.Result | None = None) -> api.Start:
+        """The training; `changed`: one that was stopped to go on with other settings."""
         asked = load_config(config, changes) if config or not resume else None
+        if changed is not None:
+            asked = load_config(changed.run)
+            asked = replace(asked, train=with_settings(asked.train, changed.changes))
         script: list[Leg] = []
         settings, directory, chosen = api.begin(
             asked,
-            run=run,
-            resume=resume,
+            run=run if changed is None else changed.run,
+            resume=resume or changed is not None,
             plan=plan,
             changes=changes,
             elsewhere=hosts is not None,
             say=say,
         )
-        if chosen is None and config is not None and not again:
+        if chosen is None and config is not None and not again and changed is None:
             chosen = api.plan_beside(config, settings)
             script = api.legs_beside(config) if chosen is not None else []
         return api.Start(
@@ -128,7 +139,16 @@ def command(
             say=say,
             show=(lambda text: click.echo(text, err=True)) if as_json else click.echo,
             hosts=hosts,
+            changeable=not by_hand,
         )
+
+    def go_on(stopped: api.Result) -> api.Start:
+        """With the changes that were asked for, or as before where they are refused."""
+        try:
+            return begin(stopped)
+        except UserError as error:
+            say(f"warning: {error}; going on as before")
+            return begin(replace(stopped, changes={}))
 
     if by_hand:
         if publish is not None:
@@ -145,9 +165,12 @@ def command(
         result = found
     else:
         start = begin()
-        with publishing(start.run.path, publish, say):
+        with publishing(start.run.path, publish, say), watching(start.run.path, watch, say):
             result = api.run_training(start)
-    _show(result, as_json)
+            while result.changes:
+                result = api.run_training(go_on(result))
+    where = {"--hosts": hosts_text, "--engine": engine, "--nodes": nodes, "--slurm": slurm_text}
+    _show(result, as_json, [str(w) for pair in where.items() if pair[1] for w in pair])
     return result.exit_code
 
 
@@ -194,12 +217,14 @@ def hosts_request(
     return HostsRequest(hosts=find_hosts(hosts), engine=engine or "auto")
 
 
-def _show(result: Any, as_json: bool) -> None:
+def _show(result: Any, as_json: bool, where: Sequence[str]) -> None:
+    """`where`: the options that say where it was trained."""
     if as_json:
         click.echo(json.dumps({"run": str(result.run), **result.summary}, indent=2))
         return
     if result.exit_code:
-        click.echo(f"stopped and saved; continue with: paceline train --resume --run {result.run}")
+        words = ["paceline", "train", "--resume", "--run", str(result.run), *where]
+        click.echo(f"stopped and saved; continue with: {shlex.join(words)}")
         return
     from paceline.text import terminal
     from paceline.train.progress import summary_table

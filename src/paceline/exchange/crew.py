@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from paceline.errors import DeadlineError, WorkerError
+from paceline.errors import DeadlineError, LostError, WorkerError
 from paceline.exchange.store import SecureStore
 from paceline.schema.plain import ONE_LINE, checked, parse_json
 
+_LOOK_SECONDS = 0.05
+"""Between two looks whether an answer has come, or whoever owes it has gone."""
 _KEPT = 64
 """Orders that stay in the store for nodes that have not read them yet."""
 _ORDER = {"do": ONE_LINE, "members": [int], "words": {}}
@@ -29,6 +31,8 @@ class Crew:
     def __init__(self, store: SecureStore, node: int, hosts: list[str]) -> None:
         self._store, self.node, self.hosts = store, node, hosts
         self._number = 0
+        self.gone: dict[int, str] = {}
+        """Nodes that were lost, and how; filled in by whoever hears of it."""
 
     # --- the node that leads --------------------------------------------------
 
@@ -44,19 +48,20 @@ class Crew:
         """What a node has made of the newest order; waits for it, without end where None."""
         key = f"answer/{self._number}/{node}"
         end = None if seconds is None else time.monotonic() + seconds
-        while True:
-            try:
-                text = self._store.get(key)
-                break
-            except RuntimeError as error:
-                if not _is_patience(error):
-                    raise WorkerError(f"the other nodes cannot be heard: {error}") from error
-                if end is not None and time.monotonic() > end:
-                    raise DeadlineError(
-                        f"{self.hosts[node]} did not answer within {seconds:.0f} s: it hangs, is"
-                        " cut off, or is far slower; raise train.deadline if it only needs time"
-                    ) from None
-        self._store.delete_key(key)
+        pause = 0.001
+        while not self.has_answered(node):
+            if node in self.gone:
+                raise LostError(self.gone[node])
+            if end is not None and time.monotonic() > end:
+                raise DeadlineError(
+                    f"{self.hosts[node]} did not answer within {seconds:.0f} s: it hangs, is"
+                    " cut off, or is far slower; raise train.deadline if it only needs time"
+                ) from None
+            time.sleep(pause)
+            pause = min(2 * pause, _LOOK_SECONDS)
+        with _explained("hear the other nodes"):
+            text = self._store.get(key)
+            self._store.delete_key(key)
         try:
             return dict(checked(parse_json(text), _ANSWER))
         except ValueError as error:

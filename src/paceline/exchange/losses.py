@@ -18,12 +18,12 @@ def losses_file(run: Path, node: int) -> Path:
     return run / f"node-{node}" / "lost.jsonl"
 
 
-def leave_word(run: Path, node: int, lost: int) -> None:
-    """Tell `node` of a node that was lost."""
+def leave_word(run: Path, node: int, lost: int, why: str = "") -> None:
+    """Tell `node` of a node that was lost, and how."""
     path = losses_file(run, node)
     path.parent.mkdir(exist_ok=True)
     with path.open("a") as file:
-        file.write(json.dumps({"node": lost}) + "\n")
+        file.write(json.dumps({"node": lost, "why": why}) + "\n")
 
 
 class Losses:
@@ -34,6 +34,10 @@ class Losses:
 
     def fresh(self) -> list[int]:
         """Nodes that were lost since the last call; a line that is damaged names none."""
+        return [node for node, _ in self.fresh_words()]
+
+    def fresh_words(self) -> list[tuple[int, str]]:
+        """The same, each with what the launcher says of it."""
         try:
             with self._path.open("rb") as file:
                 lines = file.read(MOST_BYTES).split(b"\n")[:-1]
@@ -43,5 +47,6 @@ class Losses:
         found = []
         for line in fresh:
             with contextlib.suppress(ValueError):
-                found.append(int(checked(parse_json(line), {"node": int})["node"]))
+                word = checked(parse_json(line), {"node": int, "why?": str})
+                found.append((int(word["node"]), str(word.get("why") or "")))
         return found

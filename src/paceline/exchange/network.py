@@ -9,6 +9,7 @@ ranks inside a node may have a default group of their own.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,8 @@ from paceline.exchange.store import SecureStore
 
 _ALL_TO_ALL = 1901
 """Messages of all-to-alls; other messages between nodes have other numbers."""
+_ABORT = 1902
+"""A message that nobody sends."""
 _LOST = ("onnection", "eset by peer", "roken pipe", "ocket", "nreachable")
 
 
@@ -121,6 +124,7 @@ class Network:
 
     on_wait: Callable[[str, float, float], None] | None = None
     """Told of every wait: the operation, when (perf_counter) and how long one waited."""
+    _aborted = False
     _covered = 0.0
     """Until when (perf_counter) communication is in `traffic.seconds`."""
 
@@ -323,6 +327,10 @@ class Network:
         except RuntimeError as error:
             text = str(error)
             who = f"rank {self.rank} on {self.hosts[self.rank]}"
+            if self._aborted:
+                raise WorkerError(
+                    f"{who} lost another host in {operation} of {self.place}"
+                ) from error
             if "imed out" in text or "imeout" in text:
                 raise DeadlineError(
                     f"{who} waited too long in {operation} of {self.place}: another host hangs,"
@@ -333,6 +341,20 @@ class Network:
                     f"{who} lost another host in {operation} of {self.place}: {_short(text)}"
                 ) from error
             raise
+
+    def abort(self) -> None:
+        """End whatever waits in this network, now; it cannot be used any more.
+
+        May be called from another thread: the host that is waited for may never answer, and its
+        connection stays open where its power failed.
+        """
+        group, self._aborted = self.group, True
+        if self.backend != "gloo" or group is None or self.size == 1:
+            return
+        # Gloo closes all pairs of a group when one wait of it runs out of time.
+        peer = (self.rank + 1) % self.size
+        with contextlib.suppress(RuntimeError):
+            group.recv([torch.empty(1)], peer, _ABORT).wait(datetime.timedelta(milliseconds=1))
 
     def close(self) -> None:
         """Leave the network."""

@@ -154,7 +154,9 @@ class PartSampler(Sampler[list[int]]):
     """This rank's part of every batch of another sampler of batches."""
 
     def __init__(self, whole: Any, shares: Sequence[float], rank: int) -> None:
-        self.whole, self._shares, self._rank = whole, list(shares), rank
+        self.whole, self.shares, self._rank = whole, list(shares), rank
+        self.sizes: list[tuple[int, int]] = []
+        """Of the newest epoch that was begun: samples of this rank's part and of the batch."""
 
     @property
     def sampler(self) -> Any:
@@ -181,10 +183,12 @@ class PartSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         order = self._order()
         _check_same(order)
-        for batch in order:
-            parts = _parts(len(batch), self._shares)
-            begin = sum(parts[: self._rank])
-            yield batch[begin : begin + parts[self._rank]]
+        spans = [span_of(len(batch), self.shares, self._rank) for batch in order]
+        self.sizes = [
+            (end - begin, len(batch)) for batch, (begin, end) in zip(order, spans, strict=True)
+        ]
+        for batch, (begin, end) in zip(order, spans, strict=True):
+            yield batch[begin:end]
 
     def _order(self) -> list[list[int]]:
         """All batches of the epoch, the same on every rank."""
@@ -200,6 +204,17 @@ class PartSampler(Sampler[list[int]]):
             return [list(batch) for batch in self.whole]
         finally:
             sampler.generator = None
+
+
+def span_of(count: int, shares: Sequence[float], rank: int) -> tuple[int, int]:
+    """Where a rank's part of so many samples begins and ends.
+
+    >>> span_of(10, [3, 1], 1)
+    (8, 10)
+    """
+    parts = _parts(count, shares)
+    begin = sum(parts[:rank])
+    return begin, begin + parts[rank]
 
 
 def _parts(count: int, shares: Sequence[float]) -> list[int]:

@@ -232,7 +232,7 @@ class Agent:
 
     def on_lost(self, message: Message) -> None:
         """The launcher has lost a node that others here would wait for: leave word of it."""
-        leave_word(self.run.path, self.node, message["lost"])
+        leave_word(self.run.path, self.node, message["lost"], message.get("why") or "")
 
     def on_abort(self, message: Message) -> None:
         """Another host failed, or the user has lost patience."""

@@ -64,7 +64,7 @@ TO_AGENT: Final[Mapping[str, Mapping[str, Any]]] = {
         "program": ONE_LINE, "silent": bool, "joins?": bool, "legs?": {},
     },
     "stop": {"signal": int},
-    "lost": {"lost": int},
+    "lost": {"lost": int, "why?": str},
 }  # fmt: skip
 
 __all__ = ["BEAT_SECONDS", "CHUNK", "SILENCE_SECONDS", "Channel", "Message", "connect"]

@@ -118,9 +118,16 @@ class Control:
             self._selector.unregister(peer.channel)
             peer.channel.close()
 
+    def cut(self, node: int) -> None:
+        """Close the connection of a node that is lost: should it wake up, it ends by itself."""
+        peer = self.peers.get(node)
+        if peer is not None and peer.channel.fileno() >= 0:
+            self._selector.unregister(peer.channel)
+            peer.channel.close()
+
     def send(self, node: int, kind: str, **fields: Any) -> None:
         """Tell one agent something."""
-        if node in self.peers:
+        if node in self.connected:
             self.peers[node].channel.send(kind, **fields)
 
     def tell(self, kind: str, **fields: Any) -> None:

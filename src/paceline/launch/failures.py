@@ -37,6 +37,12 @@ def lost_sentence(lost: Lost, host: str, rank: int, place: str) -> str:
     return f"host {host} (rank {rank}) {how} in {place}: {why}"
 
 
+def report_sentence(report: dict[str, Any], host: str) -> str:
+    """What a node's process has left word of, in one line, with its place."""
+    text = str(report["message"]).strip().partition("\n")[0]
+    return _with_place(text, host, report["rank"])
+
+
 def raise_report(report: dict[str, Any], host: str) -> NoReturn:
     """Raise what a node's process has left word of."""
     kind = getattr(errors, str(report["kind"]), None)

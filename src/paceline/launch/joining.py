@@ -69,13 +69,15 @@ class Joining:
         self._door = session.order.run.path / DOOR
         if plan.servers and session.engine.backend == "gloo":
             self._open()
-        self._told = plan.servers or (0,)
+        in_legs = start.get("legs") is not None
+        self._told = tuple(range(len(plan.nodes))) if in_legs else plan.servers or (0,)
         """Who must know at once that a node was lost: those that keep the others' places."""
 
-    def tell_of_loss(self, node: int) -> None:
-        """Spare the servers the wait for a host that is silent, whose connection stays open."""
+    def tell_of_loss(self, node: int, why: str = "") -> None:
+        """Spare the others the wait for a host that is silent, whose connection stays open."""
         for other in self._told:
-            self.session.control.send(other, "lost", lost=node)
+            if other != node:
+                self.session.control.send(other, "lost", lost=node, why=why)
 
     def _open(self) -> None:
         control = self.session.control

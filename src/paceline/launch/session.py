@@ -35,6 +35,8 @@ GRACE_SECONDS = 2.0
 """After a failure, how long others have to say what they know: the cause may come second."""
 SENT = ("metrics.jsonl", "legs.jsonl", "checkpoints/latest")
 """What of a run that is continued a host must have that cannot see it."""
+LAST_SECONDS = 20.0
+"""How long the others have to end once the first node has."""
 END_SECONDS = 4.0
 """How long agents have to end when they are told to."""
 
@@ -88,6 +90,10 @@ class Session:
         """Nodes whose loss the exchange survives."""
         self.gone: set[int] = set()
         """Those of them that are lost."""
+        self.forgiven: list[tuple[int, Message | Lost]] = []
+        """How they were: the cause, should the first node fail with them."""
+        self.in_legs = False
+        """The first node leads, and makes the next leg without a node that was lost."""
         self.joining: Joining | None = None
         self.collecting = Collecting(self)
 
@@ -222,6 +228,9 @@ class Session:
             self.spare = set(range(1, min(plan.servers)))
         elif plan.exchange == "hogwild" and self.engine.backend == "gloo":
             self.spare = set(range(1, len(plan.nodes)))
+        elif legs is not None and self.engine.backend == "gloo":
+            self.in_legs = True
+            self.spare = set(range(1, len(plan.nodes)))
         self.send_checkpoints()
         self.collecting.begin()
         start = {
@@ -237,7 +246,10 @@ class Session:
         self.control.tell("start", **start)
         self.joining = Joining(self, plan, start)
         self.training = True
-        ends = self.await_all("end", "training", None)
+        ends = self.await_all("end", "training", None, nodes={0} if self.in_legs else None)
+        if self.in_legs:  # one that hangs keeps nobody
+            with contextlib.suppress(WorkerError):
+                self.await_all("end", "the end", LAST_SECONDS, nodes=set(range(1, len(plan.nodes))))
         self.collecting.check_all_came()
         return int(ends[0]["code"])
 
@@ -304,7 +316,9 @@ class Session:
             ]
             self.joining.turn()
         for each in lost:
-            if each.node in self.spare - self.gone:
+            if self.in_legs and each.node in self.spare - self.gone:
+                self.lose(each.node, each, self.lost_sentence(each))
+            elif each.node in self.spare - self.gone:
                 self.gone.add(each.node)
                 if self.joining is not None:
                     self.joining.tell_of_loss(each.node)
@@ -314,6 +328,9 @@ class Session:
         for node, message in messages:
             if message["kind"] == "line":
                 self.show(node, message)
+            elif message["kind"] == "error" and node in self.spare and self.in_legs:
+                host = self.places[node].host.name
+                self.lose(node, message, failures.report_sentence(message["report"], host))
             elif message["kind"] == "error" and node in self.spare:
                 self.gone.add(node)
             elif message["kind"] == "error":
@@ -323,6 +340,17 @@ class Session:
         if self.failures:
             self.fail()
         return kept
+
+    def lose(self, node: int, cause: Message | Lost, sentence: str) -> None:
+        """Go on without a node: those that may wait for it hear of it."""
+        if node in self.gone:
+            return
+        self.gone.add(node)
+        self.forgiven.append((node, cause))
+        if self.joining is not None:
+            self.joining.tell_of_loss(node, sentence)
+        if isinstance(cause, Lost):
+            self.control.cut(node)
 
     def show(self, node: int, message: Message) -> None:
         host = self.places[node].host.name
@@ -362,7 +390,9 @@ class Session:
                     self.failures.append((node, message))
                 else:
                     self.collecting.hear(node, message)
-        node, cause = min(self.failures, key=lambda failure: failures.order(failure[1]))
+        # The first node may only say that it has lost another.
+        causes = [*self.failures, *self.forgiven]
+        node, cause = min(causes, key=lambda failure: failures.order(failure[1]))
         if isinstance(cause, Lost):
             raise WorkerError(f"{self.lost_sentence(cause)}; the run was ended")
         if self.signals.numbers and node == 0:  # it had not yet begun to train

@@ -20,7 +20,8 @@ from paceline.errors import DeadlineError, WorkerError
 
 _PHASE_BYTES = 64
 _SLOTS = 32
-_HEADER = 8  # numbers: [0] stop_at, [1] abort, [2] bytes of the announcement, [3] leg_end
+_HEADER = 8
+# Its numbers: [0] stop_at, [1] abort, [2] bytes of the announcement, [3] leg_end, [4] save_at
 _ANNOUNCEMENT_BYTES = 16384
 _BEAT_SECONDS = 0.25
 _YIELDS = 200  # looks for the others before the first sleep
@@ -146,6 +147,19 @@ class Board:
     def leg_end(self) -> int | None:
         """The update at which the leg ends before its time, if it does."""
         return int(self._header[3]) or None
+
+    def request_save(self) -> None:
+        """Ask all ranks to save after the same update, one that none has begun yet."""
+        self.save_after(int(self._rows[:, 1].max()) + 2)
+
+    def save_after(self, update: int) -> None:
+        """Make all ranks save after an update that was agreed on elsewhere."""
+        self._header[4] = update
+
+    @property
+    def save_at(self) -> int | None:
+        """The update after which all ranks save, if they were asked to."""
+        return int(self._header[4]) or None
 
     # --- agreeing -----------------------------------------------------------
 

@@ -26,6 +26,7 @@ from paceline.local.gradient_hooks import (
 )
 from paceline.local.part_sums import LeftAloneError, ThreadSums
 from paceline.local.steps import divide_by_weight
+from paceline.local.still import begin_draws_anew
 from paceline.local.whole import WholeOptimizer
 
 
@@ -84,6 +85,8 @@ class Replicas(WholeOptimizer):
 
     def update(self, samples: Samples, total: int, step: int) -> StepResult:
         parts = samples.divided(self.parts(samples.count))
+        if self.job.still:  # each part begins there, which is no draw of the model
+            begin_draws_anew()
         drawn = random_states()
         if self._whole is not None and isinstance(self._whole.sums, ThreadSums):
             self._whole.sums.start()

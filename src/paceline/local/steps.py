@@ -120,7 +120,7 @@ class Supervised:
         with torch.no_grad():
             for name, function in self.metrics.items():
                 value = function(outputs, targets)
-                sums[name] = _sum_and_count(value, name, float(len(targets)), is_mean=True)
+                sums[name] = sum_and_count(value, name, float(len(targets)), is_mean=True)
             if top5 and are_classes(outputs, targets):
                 guesses = outputs.topk(min(5, outputs.shape[1]), dim=1).indices
                 hits = (guesses == targets.unsqueeze(1)).any(dim=1)
@@ -169,7 +169,7 @@ def measured(found: Any, who: str) -> Measure:
     weight = _weight(found["weight"], who) if found.get("weight") is not None else None
     by = None if weight is None or weight == SUM else float(weight)
     sums = {
-        str(name): _sum_and_count(value, str(name), by)
+        str(name): sum_and_count(value, str(name), by)
         for name, value in found.items()
         if name not in KEYS
     }
@@ -211,7 +211,7 @@ def _number(value: Any) -> float:
     return float(value.detach() if isinstance(value, torch.Tensor) else value)
 
 
-def _sum_and_count(
+def sum_and_count(
     value: Any, name: str, weight: float | None, *, is_mean: bool = False
 ) -> tuple[float, float]:
     """What is reported under a name: of a pair a sum and its count, of a tensor all elements.

@@ -150,10 +150,15 @@ def still() -> Iterator[None]:
 
     Python's and NumPy's own draws cannot be told apart: they begin anew, the same in every block.
     """
-    random.seed(0)
-    np.random.seed(0)
+    begin_draws_anew()
     with _NoChance():  # type: ignore[no-untyped-call]
         yield
+
+
+def begin_draws_anew() -> None:
+    """Put Python's and NumPy's generators where every `still` block begins."""
+    random.seed(0)
+    np.random.seed(0)
 
 
 @contextlib.contextmanager

@@ -25,6 +25,8 @@ class WholeOptimizer(LocalStrategy):
     _own: OwnOptimizer | None
     _counted: nn.Parameter | None = None
     """Its gradient is what this node's gradients count for, and travels with them."""
+    steps_begun = 0
+    """How often the optimizer has begun to change weights: until then they are as they were."""
 
     def _optimize(self, model: nn.Module) -> None:
         """Make the optimizer of the parameters that are trained."""
@@ -47,6 +49,7 @@ class WholeOptimizer(LocalStrategy):
         exchange = self.job.exchange
         if exchange is None or self._finish(result, total):
             with self.job.span("optimizer"):
+                self.steps_begun += 1
                 if self.job.partition is None:
                     clip_gradients((p for _, p in self._named), self.job.clip_norm)
                 else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import math
 import os
 import socket
 import threading
@@ -28,6 +29,7 @@ from paceline.schema.events import (
     Event,
     Exchanged,
     Note,
+    Progress,
     Sample,
     SpanName,
     Start,
@@ -94,6 +96,11 @@ class Recorder:
     def exchanged(self, update: int | None, traffic: Counted) -> None:
         """What was moved between nodes for an update, or for none of them."""
 
+    def progress(
+        self, update: int, updates: int, epoch: int, samples: int, loss: float | None
+    ) -> None:
+        """How far the training is; only the newest word of it is written, with the samples."""
+
     def note(self, what: str, text: str, ranks: Sequence[int] = ()) -> None:
         """Something worth a sentence."""
 
@@ -143,6 +150,7 @@ class FileRecorder(Recorder):
         self._shift = self._unix - self._counter
         self._began = start.began - self._shift
         self._pending: collections.deque[_Entry | Event] = collections.deque(maxlen=_MOST_PENDING)
+        self._progress: tuple[float, int, int, int, int, float | None] | None = None
         self._lost = 0
         self._warned = False
         self._whole: int | None = None  # size of the file up to its last whole line
@@ -199,6 +207,11 @@ class FileRecorder(Recorder):
             )
         )
 
+    def progress(
+        self, update: int, updates: int, epoch: int, samples: int, loss: float | None
+    ) -> None:
+        self._progress = (time.perf_counter(), update, updates, epoch, samples, loss)
+
     def note(self, what: str, text: str, ranks: Sequence[int] = ()) -> None:
         self._pending.append(
             Note(time=self.now(), what=what, text=text, ranks=tuple(ranks), update=self.update)
@@ -221,11 +234,14 @@ class FileRecorder(Recorder):
 
     def _work(self) -> None:
         next_sample = time.perf_counter()
+        every = self._samples_every if self._samples_every > 0 else 1.0
         while True:
             last = self._closing.wait(FLUSH_SECONDS)
-            if self._sampler is not None and (last or time.perf_counter() >= next_sample):
-                next_sample = max(next_sample, time.perf_counter() - 1) + self._samples_every
-                self._take_sample(self._sampler)
+            if last or time.perf_counter() >= next_sample:
+                next_sample = max(next_sample, time.perf_counter() - 1) + every
+                if self._sampler is not None:
+                    self._take_sample(self._sampler)
+                self._take_progress()
             if last:
                 self._pending.append(End(time=self.now()))
             self._write()
@@ -241,6 +257,21 @@ class FileRecorder(Recorder):
             return
         if sample is not None:
             self._pending.append(sample)
+
+    def _take_progress(self) -> None:
+        taken, self._progress = self._progress, None
+        if taken is not None:
+            at, update, updates, epoch, samples, loss = taken
+            self._pending.append(
+                Progress(
+                    time=self._shift + at,
+                    update=update,
+                    updates=updates,
+                    epoch=epoch,
+                    samples=samples,
+                    loss=loss if loss is None or math.isfinite(loss) else None,
+                )
+            )
 
     def _write(self) -> None:
         lines = [self._line(entry) for entry in self._taken()]

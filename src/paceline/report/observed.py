@@ -293,6 +293,7 @@ def notes_section(run: RunData) -> Section | None:
         (session.common(note.time) - _origin(run.sessions), session.rank, note.what, note.text)
         for session in run.sessions
         for note in session.notes
+        if note.what != "leg"  # these have a section of their own
     )
     if not rows:
         return None

@@ -158,6 +158,23 @@ class Exchanged:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a training is: about one a second, from its first rank."""
+
+    time: float
+    update: int
+    """Updates done."""
+    updates: int
+    """Updates that it is to have, as far as it is known now."""
+    epoch: int
+    """Whole epochs done."""
+    samples: int = 0
+    """Of the global batch of the newest update."""
+    loss: float | None = None
+    """Of this rank's part of the newest update."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Note:
     """Something worth a sentence: shares rebalanced, a worker died, a stall."""
 
@@ -178,7 +195,7 @@ class End:
     time: float
 
 
-Event = Start | Clock | Span | Sample | Exchanged | Note | End
+Event = Start | Clock | Span | Sample | Exchanged | Progress | Note | End
 
 _KINDS: Final[dict[str, type[Event]]] = {
     "start": Start,
@@ -186,6 +203,7 @@ _KINDS: Final[dict[str, type[Event]]] = {
     "span": Span,
     "sample": Sample,
     "exchanged": Exchanged,
+    "progress": Progress,
     "note": Note,
     "end": End,
 }

@@ -37,6 +37,10 @@ class Leg:
     """Why it began."""
     ended: str = ""
     """Why it ended before its time, if it did."""
+    left: tuple[str, ...] = ()
+    """Hosts that were lost in it."""
+    lost_seconds: float = rule(default=0.0, minimum=0.0)
+    """From its last update, after which a host was lost, to the first update of the next leg."""
     began_at: float = 0.0
     """Seconds after the training's start."""
     setup_seconds: float = rule(default=0.0, minimum=0.0)
@@ -83,6 +87,15 @@ class LegsOrder:
     """Forget what past trainings have taught."""
     elapsed: float = 0.0
     """Seconds since the training was asked for."""
+
+
+def leg_text(role: str, name: str, reason: str) -> str:
+    """What is said of a leg that begins.
+
+    >>> leg_text("trial", "processes 2x1", "may be 1.4 times as fast")
+    'trial with processes 2x1: may be 1.4 times as fast'
+    """
+    return f"{role} with {name}" + (f": {reason}" if reason else "")
 
 
 def merged(legs: Sequence[Leg]) -> list[Leg]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -26,6 +25,7 @@ from paceline.errors import DataError, shortened
 from paceline.local.cores import usable_cores
 from paceline.serve import messages
 from paceline.serve.batcher import QueueFullError, TooLateError
+from paceline.serve.door import Access
 from paceline.serve.loader import one_thread
 from paceline.serve.manager import Entry, Manager, NotServedError
 from paceline.serve.messages import Asked
@@ -45,7 +45,6 @@ INFERENCE = re.compile(
 )
 OPEN = frozenset({"/", "/docs", "/v2/health/live", "/v2/health/ready"})
 """What needs no token: the page, which asks for it, and whether the server is there."""
-LOOPBACK = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,15 +63,6 @@ class Limits:
     """Until a request must be answered; a client may ask for less with X-Request-Timeout."""
     body_seconds: float = 15.0
     """Until a body must have arrived."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Access:
-    """Who may ask."""
-
-    token: bytes | None = None
-    loopback: bool = True
-    """Only names of this machine are taken for Host: a page elsewhere cannot pretend to be us."""
 
 
 class Core:
@@ -100,7 +90,7 @@ class Core:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in
                    scope["headers"]}  # fmt: skip
         try:
-            self._admit(scope["path"], headers)
+            self.access.admit(headers, is_open=scope["path"] in OPEN)
             asked = INFERENCE.fullmatch(scope["path"])
             if asked is None:
                 await self._rest(scope, receive, send)
@@ -111,21 +101,6 @@ class Core:
         except RefusalError as refusal:
             self.statistics.refuse(refusal.status)
             await answer_refusal(refusal, send)
-
-    def _admit(self, path: str, headers: dict[str, str]) -> None:
-        if self.access.loopback and not LOOPBACK.fullmatch(headers.get("host", "")):
-            raise RefusalError(
-                403, f"Host {headers.get('host', '')[:100]!r} is not this machine: ask localhost"
-            )
-        if self.access.token is not None and path not in OPEN:
-            kind, _, given = headers.get("authorization", "").partition(" ")
-            right = hmac.compare_digest(given.strip().encode("latin-1"), self.access.token)
-            if kind.lower() != "bearer" or not right:
-                raise RefusalError(
-                    401,
-                    "a token is needed: send it as Authorization: Bearer TOKEN",
-                    {"www-authenticate": "Bearer"},
-                )
 
     async def _infer(
         self, asked: re.Match[str], headers: dict[str, str], receive: Receive, send: Send

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from paceline import local
 from paceline.exchange.network import Traffic
 from paceline.local.base import OptimizerState
 from paceline.local.state import unsaved_sentence
 from paceline.local.steps import Sums
-from paceline.models.extra_state import check_extra_state
+from paceline.models.extra_state import check_extra_state, has_extra_state
 from paceline.observe.metrics import Tally, saved_sums
 from paceline.observe.recorder import Recorder
 from paceline.schema.checkpoint import check_continued, fixed_settings, planned_updates
 from paceline.schema.codec import encode
+from paceline.schema.requests import CHECKPOINT
 from paceline.train.assemble import (
     Task,
     beginning_of,
@@ -32,6 +39,21 @@ from paceline.train.parts import Parts
 from paceline.train.serving import make_team
 from paceline.train.signals import StopSignals
 from paceline.train.totals import added_up, agreed_names
+
+LOOK_SECONDS = 0.5
+"""How often the first rank looks whether a checkpoint was asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Interrupted:
+    """What was there before something that other nodes may break off."""
+
+    position: Position
+    tally: Tally
+    goals: tuple[Goal, Goal]
+    buffers: list[torch.Tensor]
+    steps_begun: int
+    ends_epoch: bool
 
 
 class Continuing:
@@ -65,8 +87,16 @@ class Continuing:
         """The update at which the current leg ends, if that is before the training does."""
         self.patience: float | None = None
         """Seconds after which the current leg ends before its time."""
+        self.looked_at = 0.0
+        """When RUN/requests was last looked at (monotonic)."""
         self.times: list[float] = []
         """Seconds of each update of the current leg."""
+        self.last_update = time.perf_counter()
+        """When the last update had ended."""
+        self.interrupted: _Interrupted | None = None
+        """An update, or the end of an epoch, that is under way."""
+        self.unclosed = False
+        """The epoch's last update is done, but its end was interrupted in another leg."""
 
     @property
     def updates(self) -> int:
@@ -86,8 +116,15 @@ class Continuing:
             self.recorder.exchanged(update, taken)
 
     def checkpoint_due(self) -> bool:
-        every = self.config.train.checkpoint_every
-        return every is not None and self.position.update % every == 0
+        """Whether all ranks save after this update: by the settings, or since it was asked for."""
+        update, every = self.position.update, self.config.train.checkpoint_every
+        if self.team.is_first and not self.task.rehearsal:
+            now = time.monotonic()
+            if now - self.looked_at >= LOOK_SECONDS:
+                self.looked_at = now
+                if (self.task.run.requests / CHECKPOINT).exists():
+                    self.team.request_save(update)
+        return self.team.save_at == update or (every is not None and update % every == 0)
 
     def save(self, *, best: bool = False) -> None:
         """Write a checkpoint; one that cannot be written ends the training and costs no older one.
@@ -106,6 +143,8 @@ class Continuing:
         if self.team.is_first and self.position.update != self.saved_at:
             self.checkpoints.save(found.state, found.model, found.optimizer, best=best)
             self.saved_at = self.position.update
+            with contextlib.suppress(OSError):
+                (self.task.run.requests / CHECKPOINT).unlink(missing_ok=True)
             self.say_unsaved(found.optimizer)
         self.team.barrier("checkpoint")
 
@@ -118,6 +157,9 @@ class Continuing:
         tally |= dict(zip(("loss_sum", "correct", "samples"), sums, strict=True))
         tally["weight"], reported = self.reported(sums[2])
         tally |= saved_sums(reported)
+        return self._handed_over(tally, optimizer)
+
+    def _handed_over(self, tally: dict[str, Any], optimizer: OptimizerState) -> Handover:
         state = TrainState(
             position=self.position,
             updates=self.updates,
@@ -141,6 +183,45 @@ class Continuing:
             durations=tuple(self.tally.durations),
             saved_at=self.saved_at,
         )
+
+    def begin_interruptible(self, *, ends_epoch: bool = False) -> None:
+        """Before what other nodes may break off: keep what it changes before it is done."""
+        if self.task.in_legs and self.task.context.nodes > 1:
+            self.interrupted = _Interrupted(
+                position=self.position,
+                tally=copy.deepcopy(self.tally) if ends_epoch else self.tally,
+                goals=(copy.copy(self.goal), copy.copy(self.kept_goal)),
+                buffers=[buffer.clone() for buffer in self.strategy.model.buffers()],
+                steps_begun=getattr(self.strategy, "steps_begun", -1),
+                ends_epoch=ends_epoch,
+            )
+
+    def end_interruptible(self) -> None:
+        """What was begun is done."""
+        self.interrupted, self.last_update = None, time.perf_counter()
+
+    def salvage(self) -> Handover | None:
+        """The state before an update that was broken off; None where it is not all here.
+
+        Asks no other node. The results of samples that lost nodes have computed since the leg
+        began are in no sum of this node: the epoch's loss is a mean over those of the others.
+        """
+        before = self.interrupted
+        torn = before is not None and before.steps_begun != getattr(
+            self.strategy, "steps_begun", -1
+        )
+        if self.job.partition is not None or torn or has_extra_state(self.strategy.model):
+            return None
+        if before is not None:
+            self.position, self.tally = before.position, before.tally
+            self.goal, self.kept_goal = before.goals
+            with torch.no_grad():
+                for buffer, old in zip(self.strategy.model.buffers(), before.buffers, strict=True):
+                    buffer.copy_(old)
+        tally = self.tally.saved()
+        tally |= saved_sums(self.tally.sums)
+        found = self._handed_over(tally, self.strategy.optimizer_state())
+        return dataclasses.replace(found, unclosed=before is not None and before.ends_epoch)
 
     def reported(self, samples: float) -> tuple[float, Sums]:
         """Of this epoch and all ranks: by what the loss is a mean, and what else is reported.
@@ -200,6 +281,7 @@ class Continuing:
         self.strategy.spread_buffers()  # also those that no checkpoint has
         self.strategy.load_optimizer_state(handover.optimizer)
         self.position, self.saved_at = state.position, handover.saved_at
+        self.unclosed = handover.unclosed
         self.goal.best_accuracy, self.goal.best_loss = state.best_accuracy, state.best_loss
         self.goal.best_value, self.goal.since_best = state.best_value, state.since_best
         if self.team.is_first:

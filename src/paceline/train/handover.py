@@ -38,6 +38,8 @@ class Handover:
     """Seconds of the updates of the current epoch so far."""
     saved_at: int = -1
     """The update that the newest checkpoint is of."""
+    unclosed: bool = False
+    """The epoch's last update is done, but not its evaluation and its line."""
 
     def store(self, descriptor: int) -> dict[str, Any]:
         """Write the tensors to anonymous memory; where they are, and the rest, as plain data."""
@@ -55,6 +57,7 @@ class Handover:
             "numbers": numbers,
             "durations": list(self.durations),
             "saved_at": self.saved_at,
+            "unclosed": self.unclosed,
         }
 
     @classmethod
@@ -94,6 +97,7 @@ class Handover:
             optimizer=unpack_state(rest["numbers"], parts["optimizer"]),
             durations=tuple(rest["durations"]),
             saved_at=rest["saved_at"],
+            unclosed=rest["unclosed"],
         )
 
 

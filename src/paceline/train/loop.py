@@ -131,6 +131,8 @@ class Trainer(Continuing):
         """All updates that are left, of the training or of the leg."""
         self.count_exchange()  # what went into start-up
         first = self.position.update
+        if self.unclosed:
+            self.end_epoch()
         while self.position.update < min(self.updates, self.until or self.updates):
             if self.position.update > first and self.ends_leg():
                 return
@@ -178,6 +180,7 @@ class Trainer(Continuing):
         recorder.update = update
         recorder.add("read", time.perf_counter() - batch.wait_seconds, batch.wait_seconds)
         self.strategy.scale_rate(self.rate_factor)
+        self.begin_interruptible()
         total = loss_total(
             self.task.plan, batch, self.shares, self.task.context.node, self.feed.least
         )
@@ -204,6 +207,10 @@ class Trainer(Continuing):
         if loss is not None and self.losses.has_diverged(loss):
             raise DivergedError(self.describe_divergence(loss))
         self.position = self.position.after_update()
+        self.end_interruptible()
+        if self.team.is_first and not self.task.rehearsal:
+            done, epoch = self.position.update, self.position.epoch
+            recorder.progress(done, self.updates, epoch, batch.total, loss)
         slowest = self.team.slowest
         host = "" if slowest is None else self.task.plan.nodes[slowest].host
         self.view.advance(images=self.units_of(batch, result), loss=loss, slowest=host)
@@ -243,6 +250,12 @@ class Trainer(Continuing):
 
     def end_epoch(self) -> None:
         """Evaluate, write the epoch's line, save."""
+        self.begin_interruptible(ends_epoch=True)
+        self._end_epoch()
+        self.end_interruptible()
+        self.unclosed = False
+
+    def _end_epoch(self) -> None:
         if self.task.rehearsal:
             self.position = dataclasses.replace(
                 self.position, epoch=self.position.epoch + 1, step=0

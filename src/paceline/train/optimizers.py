@@ -73,7 +73,7 @@ def _build_custom(
             f"optimizer {called} gave {type(optimizer).__name__}: it must give a"
             " torch.optim.Optimizer"
         )
-    if _needs_closure(optimizer):
+    if needs_closure(optimizer):
         raise UnsupportedError(
             f"optimizer {called}: {type(optimizer).__name__} computes the loss several times in one"
             " step (its step() needs a closure), which Paceline does not do: use one whose step()"
@@ -82,7 +82,8 @@ def _build_custom(
     return optimizer
 
 
-def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it computes the loss itself, several times in one step."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     return closure is not None and closure.default is closure.empty
 

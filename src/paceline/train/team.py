@@ -35,6 +35,8 @@ class Team:
         self._seconds = 0.0
         self._wishes_leg_end = False
         self._leg_end: int | None = None
+        self._wishes_save = False
+        self._save_at: int | None = None
         self.busy = [0.0] * context.nodes
         """Seconds that an update takes each node, waiting left out, smoothed."""
         self.took: list[list[float]] = []
@@ -92,6 +94,20 @@ class Team:
         if self.board is not None and self.context.nodes == 1:
             self.board.request_stop()
 
+    def request_save(self, updates_done: int) -> None:
+        """Save soon, all ranks after the same update; asked again, once is enough."""
+        if self.context.nodes > 1:
+            self._wishes_save = (self.save_at or 0) < updates_done
+        elif self.board is None:
+            self._save_at = updates_done
+        elif (self.board.save_at or 0) < updates_done:
+            self.board.request_save()
+
+    @property
+    def save_at(self) -> int | None:
+        """The update after which all ranks save, if they were asked to."""
+        return self._save_at if self.board is None else self.board.save_at
+
     @property
     def waited(self) -> float:
         """Seconds for which this node has stood still for others in this epoch."""
@@ -136,7 +152,7 @@ class Team:
             return
         (flag, pending), self._flag = self._flag, None
         pending.wait()
-        stop, leg_end, *took = flag.tolist()
+        stop, leg_end, save, *took = flag.tolist()
         self.busy = [0.9 * old + 0.1 * new for old, new in zip(self.busy, took, strict=True)]
         self.took.append(took)
         # Other ranks of this node may be an update ahead of the leader.
@@ -144,6 +160,10 @@ class Team:
             self._stop_at = updates_done + 2
             if self.board is not None:
                 self.board.stop_at(self._stop_at)
+        if save > 0:
+            self._wishes_save, self._save_at = False, updates_done + 2
+            if self.board is not None:
+                self.board.save_after(self._save_at)
         if leg_end > 0 and self._leg_end is None:
             self._leg_end = updates_done + 2
             if self.board is not None:
@@ -153,9 +173,10 @@ class Team:
         """Wishes to stop, and each node's time, travel while the next update is computed."""
         if self.network is not None and self._stop_at is None:
             self._hear_wishes(updates_done)
-            flag = torch.zeros(2 + self.context.nodes)
+            flag = torch.zeros(3 + self.context.nodes)
             flag[0], flag[1] = float(self._requested), float(self._wishes_leg_end)
-            flag[2 + self.context.node] = self._seconds
+            flag[2] = float(self._wishes_save)
+            flag[3 + self.context.node] = self._seconds
             self._flag = (flag, self.network.sum(flag, "the wish to stop"))
         if self.board is not None:
             return self.board.should_stop(updates_done)

@@ -6,7 +6,7 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 
-from paceline.errors import ProofError, StrategyError, UnsupportedError
+from paceline.errors import LostError, ProofError, StrategyError, UnsupportedError
 from paceline.local.tiles import has_bf16
 from paceline.plan.candidates import MemoryFormat, Precision
 from paceline.plan.pilot import Option
@@ -111,7 +111,28 @@ class Crewed:
         # Teams follow speeds; one that has been tried stays an option when others are faster now.
         named = {option.name for option in options}
         options += [option for option in self.options if option.name not in named]
-        self.options = options
+        self.options = [option for option in options if self._is_whole(option.name)]
+
+    def _is_whole(self, name: str) -> bool:
+        """Whether all nodes of an option are still there."""
+        return not self.node.crew.gone.keys() & set(self.members(name))
+
+    def without_lost(self, name: str) -> str:
+        """The option that goes on after a loss: the same nodes and way, without who has gone."""
+        gone = self.node.crew.gone
+        way, numerics = self._entries[name]
+        members = tuple(member for member in way.members if member not in gone)
+        self._given.clear()
+        self.refresh()
+        if not members or (members[0] not in self.writers and members[0] != 0):
+            members = (0, *members)
+        exchange = way.exchange if len(members) > 1 else "allreduce"
+        for option in self.options:
+            other, same = self._entries[option.name]
+            alike = (other.members, other.exchange, other.split) == (members, exchange, False)
+            if alike and same == numerics:
+                return option.name
+        return self.options[0].name
 
     def _like(self, plan: Plan | None, name: str) -> Plan:
         """The plan of an option whose way has been tried with other numerics."""
@@ -143,7 +164,9 @@ class Crewed:
         ready = {0, *self._timed, *self._said}
         together = self.node.crew.said_by(0, BEGINS_TOGETHER) is not None
         nodes = [
-            node if together or number in ready else dataclasses.replace(node, share=0.0)
+            node
+            if (together or number in ready) and number not in self.node.crew.gone
+            else dataclasses.replace(node, share=0.0)
             for number, node in enumerate(self.everyone.nodes)
         ]
         return dataclasses.replace(self.everyone, nodes=tuple(nodes))
@@ -175,7 +198,7 @@ class Crewed:
         if name is not None and name != simplest:
             try:
                 return name, self.make(name)
-            except (ProofError, StrategyError, UnsupportedError) as error:
+            except (LostError, ProofError, StrategyError, UnsupportedError) as error:
                 self.home.view.say(f"{error}; training begins with {simplest} instead")
         return simplest, self.make(simplest)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from paceline.errors import ProofError
+from paceline.errors import LostError, PacelineError, ProofError
 from paceline.plan.pilot import Decision, learned
 from paceline.plan.teams import HIDDEN, Way, labels
 from paceline.schema import write_json
@@ -13,9 +16,12 @@ from paceline.schema.legs import Leg
 from paceline.text import rate
 from paceline.train.shares import describe_shares
 from paceline.workflow.crewed import Crewed
-from paceline.workflow.legs import LegsRequest, LegTraining
+from paceline.workflow.legs import LegsRequest, LegTraining, write_legs
 from paceline.workflow.runners import Runner, Went
 from paceline.workflow.together import Together
+
+if TYPE_CHECKING:
+    from paceline.train.loop import Outcome
 
 AGAIN = 2
 """How often a trial is repeated with fairer shares before it is judged as it is."""
@@ -31,11 +37,114 @@ class HostsTraining(LegTraining):
         self._fairer: tuple[float, ...] = ()
         self._repeats: dict[str, int] = {}
         self._left_out = ""
+        self._lost_since: float | None = None
+        """When the last update before a loss had ended, until training goes on."""
         for leg in asked.script:
             crewed.adopt(leg)
 
     def _make(self, name: str) -> Runner:
         return self._crewed.make(name)
+
+    # --- nodes that were lost -----------------------------------------------------
+
+    def _one_leg(self) -> bool:
+        try:
+            return super()._one_leg()
+        except LostError as error:  # between two legs
+            name = self._running
+            decision = Decision(name=name, updates=0, role="keep", best=name)
+            self._go_on_without(decision, error, time.perf_counter())
+            return False
+
+    def _put_out(self, decision: Decision, error: Exception, began: float) -> None:
+        if isinstance(error, LostError):
+            self._go_on_without(decision, error, began)
+        else:
+            super()._put_out(decision, error, began)
+
+    def _go_on_without(self, decision: Decision, error: LostError, began: float) -> None:
+        """The leg has ended with a node; the next one has the others, from the newest state."""
+        node, name = self._crewed.node, decision.name
+        for runner in (*self._spare.values(), *([self._runner] if self._runner else [])):
+            with contextlib.suppress(PacelineError):
+                runner.close()
+        self._spare.clear()
+        self._runner, self._running = None, ""
+        if node.salvaged is not None:
+            self._handover, node.salvaged = node.salvaged, None
+        else:
+            self._recover()
+        since = node.last_update if began < node.last_update else began
+        self._lost_since = min(since, self._lost_since or since)
+        position = self._handover.state.position.update if self._handover is not None else 0
+        first = min(self.known.position, position)
+        members = self._crewed.members(name)
+        hosts = labels(self._crewed.everyone)
+        leg = Leg(
+            name=name,
+            plan=self._plan(name),
+            first=first,
+            updates=position - first,
+            role=decision.role,
+            best=decision.best,
+            began=decision.reason,
+            ended=str(error),
+            left=tuple(hosts[each] for each in members if each in node.crew.gone),
+            began_at=began - self._home.began,
+            seconds=max(0.0, since - began),
+        )
+        successor = self._crewed.without_lost(name)
+        self._add(leg, position=position)
+        # What is known of teams with that node says little of those without.
+        self._asked = dataclasses.replace(
+            self._asked,
+            earlier=(*self._asked.earlier, *self.known.legs),
+            script=(),  # legs that are repeated have that node: from here on they are found anew
+        )
+        self.known = dataclasses.replace(
+            self.known, legs=(), options=self._crewed.options, start=successor, out={}
+        )
+        self._fairer, self._left_out = (), ""
+        self._repeats.clear()
+
+    def _enter(self, decision: Decision) -> None:
+        if self._handover is not None:
+            super()._enter(decision)
+            return
+        # Lost before anything was saved or handed over: from the beginning.
+        runner = self._crewed.make(decision.name)
+        self._runner, self._running = runner, decision.name
+        runner.begin()
+
+    def _go(self, decision: Decision) -> Went:
+        if self._lost_since is not None:
+            self._tell_of_loss(decision)
+        return super()._go(decision)
+
+    def _tell_of_loss(self, decision: Decision) -> None:
+        """One line, and in legs.jsonl, once it is known what a loss has cost."""
+        assert self._lost_since is not None
+        seconds, self._lost_since = time.perf_counter() - self._lost_since, None
+        earlier = list(self._asked.earlier)
+        last = earlier[-1] = dataclasses.replace(earlier[-1], lost_seconds=seconds)
+        self._asked = dataclasses.replace(self._asked, earlier=earlier)
+        write_legs(self._home.run, [*earlier, *self.known.legs])
+        text = f"{last.ended}; training goes on with {decision.name} from update"
+        text += f" {self.known.position}, {seconds:.1f} s later"
+        self._home.view.say(text)
+        self._home.recorder.note("lost", text)
+
+    def _finish(self) -> Outcome:
+        while True:
+            try:
+                if self._runner is None:
+                    name = self._crewed.options[0].name
+                    decision = Decision(name=name, updates=0, role="keep", best=name)
+                    self._enter(decision)
+                return super()._finish()
+            except LostError as error:
+                decision = Decision(name=self._running, updates=0, role="keep", best=self._running)
+                self._go_on_without(decision, error, time.perf_counter())
 
     def _decide(self) -> Decision:
         if self._asked.script:
@@ -50,6 +159,8 @@ class HostsTraining(LegTraining):
             if last.role == "trial":
                 return self._once_more(last)
         decision = super()._decide()
+        if not self.known.legs and self._asked.earlier and self._asked.earlier[-1].left:
+            decision = dataclasses.replace(decision, reason="hosts have gone")
         self._say_left_out(decision)
         return decision
 

@@ -31,7 +31,7 @@ from paceline.plan.pilot import (
 )
 from paceline.run import RunDirectory
 from paceline.schema import Plan, encode, read_json, write_json
-from paceline.schema.legs import Leg, merged
+from paceline.schema.legs import Leg, leg_text, merged
 from paceline.schema.proof import Proof
 from paceline.text import rate
 from paceline.workflow.runners import Began, Here, Home, Runner, There, Went, wait_until_ready
@@ -101,10 +101,13 @@ class LegTraining:
                 finished = self._asked.begun.finished
                 while not finished and self.signals.received is None:
                     finished = self._one_leg()
-            assert self._runner is not None
-            return self._runner.finish(self._summary(), self.signals.received)
+            return self._finish()
         finally:
             self._close()
+
+    def _finish(self) -> Outcome:
+        assert self._runner is not None
+        return self._runner.finish(self._summary(), self.signals.received)
 
     def _close(self) -> None:
         """End the ranks that stand by, and give back what runners hold."""
@@ -118,6 +121,7 @@ class LegTraining:
         decision = self._decide()
         began, first, blamed = time.perf_counter(), self.known.position, self._running
         built = 0.0 if self.known.legs else self._asked.built_seconds
+        self._home.recorder.note("leg", leg_text(decision.role, decision.name, decision.reason))
         try:
             if decision.name != self._running:
                 with self._home.recorder.span("handover"):

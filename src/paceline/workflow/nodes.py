@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.exchange.crew import Crew
+from paceline.exchange.losses import Losses
 from paceline.exchange.network import Network
 from paceline.exchange.opening import open_network, open_part, open_watch_store
 from paceline.local.board import Board
@@ -38,6 +40,8 @@ from paceline.workflow.runners import Went
 
 BEGINS_TOGETHER = "begins together"
 """What the first node says where it knows what to begin with: nobody needs to time anything."""
+LOOK_SECONDS = 0.1
+"""Between two looks whether a node was lost."""
 FEWEST_TIMED = 3
 """Updates that tell the speeds of nodes at the end of a leg."""
 PROBE_SECONDS = 0.1
@@ -64,11 +68,28 @@ class Node:
     """Show no progress, whoever is the first of a leg."""
     blamed: int | None = None
     """On the first node: another one by whose fault the last order failed."""
+    salvaged: Handover | None = None
+    """The state before an update that a lost node has broken off, as far as it is all here."""
+    last_update: float = 0.0
+    """When the last update before that had ended (perf_counter)."""
     signals: StopSignals = field(init=False)
+    _losses: Losses = field(init=False)
+    _closed: threading.Event = field(default_factory=threading.Event)
     _held: dict[int, _Held] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.signals = StopSignals(self.request_stop)
+        self._losses = Losses(self.run.path, self.context.node)
+        threading.Thread(target=self._watch_losses, name="paceline-losses", daemon=True).start()
+
+    def _watch_losses(self) -> None:
+        """Hear from the launcher who was lost, and end what would wait for it."""
+        while not self._closed.wait(LOOK_SECONDS):
+            for lost, why in self._losses.fresh_words():
+                self.crew.gone[lost] = why
+                for held in list(self._held.values()):
+                    if lost in held.members:
+                        held.abort()
 
     @property
     def deadline(self) -> float:
@@ -110,7 +131,9 @@ class Node:
                 stack.callback(trainer.job.exchange.close)
             stack.callback(trainer.team.close)
             threads = torch.get_num_threads()
-            self._held[number] = _Held(trainer=trainer, threads=threads, stack=stack.pop_all())
+            self._held[number] = _Held(
+                trainer=trainer, threads=threads, stack=stack.pop_all(), members=tuple(members)
+            )
             return trainer
 
     def _view(self, context: RankContext) -> View:
@@ -153,6 +176,7 @@ class Node:
             assert handover is not None, "only the first node has a state to hand over"
             trainer.take_over(handover)
         trainer.begin()
+        held.is_under_way = True
 
     def _pass(
         self, source: int, target: int, handover: Handover | None, turn: int
@@ -192,6 +216,7 @@ class Node:
         held, found = self._held.get(number), None
         if held is not None:
             found = held.trainer.hand_over()
+            held.is_under_way = False
             held.rest()
         return found if members[0] == 0 else self._pass(members[0], 0, found, turn)
 
@@ -230,8 +255,20 @@ class Node:
         if held is not None:
             held.close()
 
+    def abandon(self, number: int) -> None:
+        """Leave a plan that has failed: keep the state if it is whole, and let nobody wait."""
+        held = self._held.get(number)
+        if held is None:
+            return
+        if held.is_under_way:
+            self.salvaged, self.last_update = held.trainer.salvage(), held.trainer.last_update
+        held.abort()
+        with contextlib.suppress(PacelineError, RuntimeError):
+            self.leave(number)
+
     def close(self) -> None:
         """Give everything back."""
+        self._closed.set()
         for number in list(self._held):
             with contextlib.suppress(PacelineError, RuntimeError):
                 self.leave(number)
@@ -244,6 +281,9 @@ class _Held:
     trainer: Trainer
     threads: int
     stack: contextlib.ExitStack
+    members: tuple[int, ...]
+    is_under_way: bool = False
+    """It has the newest state: it has taken over, and not handed over since."""
     _listening: contextlib.ExitStack | None = None
 
     def listen(self, recorder: Recorder) -> None:
@@ -256,6 +296,12 @@ class _Held:
         if self._listening is not None:
             self._listening.close()
             self._listening = None
+
+    def abort(self) -> None:
+        """End whatever waits for other nodes of it."""
+        network = self.trainer.task.network
+        if network is not None:
+            network.abort()
 
     def close(self) -> None:
         self.rest()
@@ -321,9 +367,7 @@ def follow(node: Node, alone: Plan) -> int:
                 did = ORDERS[order["do"]](node, **order["words"])
             except Exception as error:
                 # Others of the leg may wait for this node: they hear that it has left.
-                number = order["words"].get("number")
-                with contextlib.suppress(PacelineError, RuntimeError):
-                    node.leave(number)
+                node.abandon(order["words"].get("number"))
                 node.crew.answer(refused=str(error), kind=type(error).__name__)
             else:
                 node.crew.answer(did=did | {"received": node.signals.received})

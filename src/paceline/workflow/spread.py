@@ -27,6 +27,8 @@ from paceline.workflow.partitioning import partitioned
 from paceline.workflow.planning import plan_machines
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.api import HostsRequest, Start
     from paceline.schema import Config
     from paceline.schema.hosts import Host, Hosts
@@ -36,6 +38,9 @@ def train_on_hosts(start: Start) -> int:
     """Train on the hosts of `start`; the exit code of the first node."""
     request = start.hosts
     assert request is not None
+    names = [place.host.name for place in request.hosts.places]
+    chosen_here = request.engine.partition(":")[0] != "slurm"
+    start = with_plan_for(start, names if chosen_here else len(names))
     fixed = start.plan is not None and (start.fixed or not start.run.legs.exists())
     if start.plan is not None and fixed:
         hosts = hosts_of_plan(request.hosts, start.plan)
@@ -73,6 +78,31 @@ def train_on_hosts(start: Start) -> int:
         **reach(request.hosts.in_order, found),
     )
     return Session(order, engine).run()
+
+
+def with_plan_for(start: Start, hosts: Sequence[str] | int) -> Start:
+    """A run that goes on keeps its plan where that is of these hosts; else it is planned anew.
+
+    `hosts`: one name per node, or only how many nodes there are. A plan that was asked for by name
+    is left as it is, and refused later where it does not fit.
+    """
+    plan = start.plan
+    if plan is None or start.fixed or start.run.is_new or start.run.legs.exists():
+        return start
+    of_plan = [node.host for node in plan.nodes]
+    if isinstance(hosts, int):
+        fits = len(of_plan) == hosts
+    else:
+        used = [host for host in hosts if host in set(of_plan)]
+        nameless = set(of_plan) == {"localhost"} and len(of_plan) == len(hosts)
+        fits = used == of_plan or nameless
+    if fits:
+        return start
+    start.say(
+        f"the run was trained by {len(of_plan)} node{'s' if len(of_plan) > 1 else ''}"
+        f" ({', '.join(dict.fromkeys(of_plan))}): it goes on with a new plan for these hosts"
+    )
+    return dataclasses.replace(start, plan=None)
 
 
 def choose_engine(request: HostsRequest, found: Inspection | None) -> Engine:

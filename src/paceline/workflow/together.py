@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline import errors
-from paceline.errors import PacelineError, WorkerError
+from paceline.errors import DeadlineError, LostError, PacelineError, WorkerError
 from paceline.schema import Plan, encode
 from paceline.train.handover import Handover
 from paceline.train.loop import Outcome, Trainer
@@ -19,7 +19,7 @@ END_SECONDS = 10.0
 """How long the first node waits at the end for those who have not read that it is the end."""
 LOOK_SECONDS = 0.2
 """How often the first node looks whether a leg that it has no part in has ended."""
-_CONSEQUENCES = ("DeadlineError", "WorkerError", "RuntimeError")
+_CONSEQUENCES = ("DeadlineError", "LostError", "WorkerError", "RuntimeError")
 """How a node fails whose fault it mostly is not: another one has left it waiting."""
 
 
@@ -100,7 +100,9 @@ class Together:
         """Sleep while the others train; a wish to stop goes to them."""
         crew, told = self._node.crew, False
         with self._node.recorder.span("stand_by"):
-            while not all(crew.has_answered(member) for member in self.members):
+            while not all(
+                crew.has_answered(member) or member in crew.gone for member in self.members
+            ):
                 if self._wishes_stop and not told:
                     crew.ask_to_stop()
                     told = True
@@ -152,9 +154,17 @@ class Together:
             self._is_open = False
             self._do("leave", lambda: self._node.leave(self.number))
 
+    @property
+    def _others(self) -> list[int]:
+        """Members besides the first node, as far as they are still there."""
+        return [each for each in self.members if each and each not in self._node.crew.gone]
+
     def _do(self, do: str, own: Callable[[], Any], **words: Any) -> Any:
         """Let all members carry out an order, this node too; what came of it on the first."""
-        crew, others = self._node.crew, [member for member in self.members if member]
+        crew, others = self._node.crew, self._others
+        if do != "leave" and (lost := [each for each in self.members if each in crew.gone]):
+            self._give_up()
+            raise LostError("; ".join(crew.gone[each] for each in lost))
         if others:
             crew.order(do, others, number=self.number, **words)
         failure: Exception | None = None
@@ -165,9 +175,11 @@ class Together:
             failure = error
             self._is_open = False
             # Whoever waits for this node hears that it has left.
-            with contextlib.suppress(PacelineError, RuntimeError):
-                self._node.leave(self.number)
-        answers = [(other, crew.answer_of(other, self._node.deadline)) for other in others]
+            self._node.abandon(self.number)
+        answers, lost = self._answers(others)
+        if lost and not (failure is None and do in ("hand_over", "finish", "leave")):
+            self._give_up()
+            raise LostError("; ".join(crew.gone[each] for each in lost))
         refusals = [(other, answer) for other, answer in answers if "refused" in answer]
         if failure is None and not refusals:
             received = [answer["did"].get("received") for _, answer in answers]
@@ -177,16 +189,27 @@ class Together:
         self._give_up()
         raise self._cause(failure, refusals)
 
+    def _answers(self, others: Sequence[int]) -> tuple[list[tuple[int, dict[str, Any]]], list[int]]:
+        """What the others have made of the newest order, and who of them was lost meanwhile."""
+        crew = self._node.crew
+        answers, lost = [], []
+        for other in others:
+            try:
+                answers.append((other, crew.answer_of(other, self._node.deadline)))
+            except (LostError, DeadlineError) as error:
+                # One that hangs past the deadline is as good as gone.
+                crew.gone.setdefault(other, str(error))
+                lost.append(other)
+        return answers, lost
+
     def _give_up(self) -> None:
         """Whatever a member still holds of this plan is given back."""
         self._is_open = False
-        with contextlib.suppress(PacelineError, RuntimeError):
-            self._node.leave(self.number)
+        self._node.abandon(self.number)
         with contextlib.suppress(PacelineError):
-            others = [member for member in self.members if member]
+            others = self._others
             self._node.crew.order("leave", others, number=self.number)
-            for other in others:
-                self._node.crew.answer_of(other, self._node.deadline)
+            self._answers(others)
 
     def _cause(
         self, failure: Exception | None, refusals: Sequence[tuple[int, Mapping[str, Any]]]
@@ -209,7 +232,7 @@ class Together:
 
 def dismiss(node: Node) -> None:
     """Let the other nodes go: the training has ended."""
-    others = range(1, node.context.nodes)
+    others = [each for each in range(1, node.context.nodes) if each not in node.crew.gone]
     with contextlib.suppress(PacelineError):
         node.crew.order("end", others)
         for other in others:

@@ -16,6 +16,8 @@ from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, write_json
 from paceline.schema.checkpoint import newest_good
 from paceline.schema.plain import read_json_file
+from paceline.schema.requests import CHECKPOINT, SETTINGS, STOP
+from paceline.workflow.requests import taking_requests
 
 if TYPE_CHECKING:
     from paceline.schema.hosts import Hosts
@@ -33,6 +35,8 @@ class Result:
     summary: dict[str, Any]
     """What run.json holds: loss, accuracy where there are classes, seconds, images per second."""
     exit_code: int = 0
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Settings with which it was asked to go on, where it was stopped for that."""
     factory: Callable[..., Any] | None = field(default=None, repr=False)
     """What makes the model, where it came as an object."""
 
@@ -91,6 +95,8 @@ class Start:
     """Tell of every leg."""
     script: Sequence[Leg] = ()
     """The legs of a run that is repeated."""
+    changeable: bool = False
+    """Whoever started it goes on with settings that are changed on the way (`Result.changes`)."""
     began: float = field(default_factory=time.perf_counter)
     """When the training was asked for."""
 
@@ -109,8 +115,13 @@ class HostsRequest:
 def run_training(start: Start) -> Result:
     """Plan if needed, launch, train, and return what came of it."""
     try:
-        with start.run.explained():
-            return _run_training(_with_objects(start))
+        takes = (STOP, CHECKPOINT, *((SETTINGS,) if start.changeable else ()))
+        with start.run.explained(), taking_requests(start.run, takes, start.say) as requests:
+            result = _run_training(_with_objects(start))
+        # A training that came to its end before it heard of a wish is finished all the same.
+        if requests is None or not requests.changes or not result.exit_code:
+            return result
+        return dataclasses.replace(result, changes=requests.changes)
     except UserError:
         start.run.discard()
         raise
@@ -136,6 +147,8 @@ def _run_training(start: Start) -> Result:
     from paceline.measure.instructions import use_safe_instructions
 
     config, run = start.config, start.run
+    if start.hosts is None and start.plan is not None and len(start.plan.nodes) > 1:
+        start = _on_this_machine(start, start.plan)
     plans = [leg.plan for leg in start.script] + ([start.plan] if start.plan else [])
     rounds = any(plan.precision == "bf16" for plan in plans)
     if note := use_safe_instructions(config, all_numerics=rounds):
@@ -153,6 +166,17 @@ def _run_training(start: Start) -> Result:
     else:
         result = _train_by(start, start.plan if start.plan is not None else _asked_plan(start))
     return counted_from_enter(start, result, earlier=earlier)
+
+
+def _on_this_machine(start: Start, plan: Plan) -> Start:
+    """A run of several nodes that goes on on one machine is planned anew."""
+    if start.fixed or start.run.is_new:
+        return start
+    start.say(
+        f"the run was trained by {len(plan.nodes)} nodes: it goes on with a new plan for this"
+        " machine alone; name hosts with --hosts to use them"
+    )
+    return dataclasses.replace(start, plan=None)
 
 
 def earlier_seconds(run: RunDirectory) -> float:

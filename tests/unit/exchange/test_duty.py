@@ -29,13 +29,13 @@ def test_time_is_moving_or_waiting_without_gap_or_overlap() -> None:
 
     def work() -> None:
         with duty.moving():
-            ready.wait(10)
-            release.wait(10)
+            ready.wait(300)
+            release.wait(300)
 
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:
         thread.start()
-    ready.wait(10)  # both move at once: that is one span
+    ready.wait(300)  # both move at once: that is one span
     release.set()
     for thread in threads:
         thread.join()

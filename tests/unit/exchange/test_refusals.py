@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import gc
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ports import free_port
 from torch._C._distributed_c10d import HashStore
 
 from paceline.errors import DivergedError, PacelineError, WorkerError
@@ -118,9 +118,7 @@ def test_weights_that_are_not_finite_are_not_averaged() -> None:
 
 
 def test_weights_that_are_not_finite_are_not_mixed() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     plan = Plan(nodes=tuple(NodePlan(host=host) for host in HOSTS), exchange="hogwild")
     options = ExchangeSettings(kind="hogwild", mix_every=1)
     weights = [torch.full((8,), 2.0), torch.full((8,), 4.0)]

@@ -6,13 +6,13 @@ The server is real, on threads of this process, and its workers are connected to
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from ports import free_port
 
 from paceline.errors import WorkerError
 from paceline.exchange.groups import ServerGroup
@@ -33,9 +33,7 @@ class Cluster:
     """One server, node 3, and links of three workers to it."""
 
     def __init__(self, mode: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
+        port = free_port()
         self.meetings = [
             Meeting(
                 RankContext(node=node, nodes=4, port=port, secret="of this test alone"),

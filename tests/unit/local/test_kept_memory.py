@@ -42,7 +42,8 @@ def page_faults(memory: str, place: str) -> int:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator is Linux's")
-@pytest.mark.parametrize("place", ["main", pytest.param("thread", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["main", "thread"])
 def test_large_blocks_are_taken_from_the_system_once(place: str) -> None:
     pages = 5 * 100_000_000 // 4096
     assert page_faults("kept", place) < pages / 2

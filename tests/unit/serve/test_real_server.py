@@ -26,8 +26,8 @@ pytest.importorskip("uvicorn")
 
 from paceline.errors import ConfigError
 from paceline.schema.version import Serving
+from paceline.serve.door import Door
 from paceline.serve.inputs import Preparer
-from paceline.serve.server import Door
 from paceline.serve.trained import open_trained
 from paceline.serve.versions import write_serving
 

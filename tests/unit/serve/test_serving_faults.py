@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import shutil
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ports import free_port
 from real_server import PATIENCE, serving
 
 pytest.importorskip("uvicorn")
@@ -68,9 +68,7 @@ class Asking:
 def test_a_killed_server_comes_back_as_it_was(exported: Path, tmp_path: Path) -> None:
     models = tmp_path / "models"
     shutil.copytree(exported, models / "digits" / "1")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with Asking(port) as asking:
         with serving(models, port=port, code=-9) as first:
             first.until(lambda: len(asking.codes) > 100)

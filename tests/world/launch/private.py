@@ -10,11 +10,11 @@ import secrets
 import sys
 
 from paceline import cli
-from paceline.commands import spread
 from paceline.launch.joining import welcome_fields
 from paceline.launch.scripts import on_hosts
 from paceline.launch.session import Session
 from paceline.schema.hosts import Place
+from paceline.workflow import spread
 
 
 class Private(Session):

@@ -9,6 +9,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from ports import free_port
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel")
 
 
@@ -19,11 +21,6 @@ def obstacle() -> str | None:
         if shutil.which(program, path=path) is None:
             return f"{program} is not installed (Debian: apt-get install slurm-wlm munge)"
     return None if os.getuid() == 0 else "slurmd needs root"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 class SlurmCluster:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from two_nodes import NODE, environment, write_node
 
 from paceline.lab import Lab
@@ -27,9 +27,7 @@ def notes_of(folder: Path, rank: int) -> list[Note]:
 
 @pytest.mark.slow
 def test_a_node_that_thinks_says_where_through_the_store(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     thinking = {"workload__model_options": "{ node = 1, update = 5, seconds = 5.0 }"}
     folders = [write_node(tmp_path / name, 6, **thinking) for name in "ab"]
     processes = [

@@ -1,0 +1,8 @@
+"""A loop of one's own: `paceline.Pace`, see docs/own-loop.md.
+
+ranks       the processes that train together, whoever started them
+gradients   sums of gradients over ranks, divided once by the weight of the whole batch
+batches     every rank's part of each batch of a DataLoader
+keeping     the run directory, checkpoints and what a resumed loop goes on from
+loop        `Pace`, which puts these together
+"""

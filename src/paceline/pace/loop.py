@@ -1,0 +1,450 @@
+"""`Pace`: a training loop of one's own on all cores and hosts, with the weights of one process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from paceline.config.environment import given_shares
+from paceline.errors import ConfigError, UnsupportedError, UserError
+from paceline.integrations.shares import Shares, span_of
+from paceline.local.state import OwnOptimizer
+from paceline.local.steps import SUM, measured, sum_and_count
+from paceline.observe.metrics import Tally
+from paceline.observe.recorder import Recorder, make_recorder
+from paceline.pace.batches import Batches, Working
+from paceline.pace.gradients import Gradients, check_trainable, share_statistics
+from paceline.pace.keeping import (
+    OWN,
+    Keeper,
+    described,
+    load_models,
+    load_optimizers,
+    model_state,
+    open_keeper,
+    optimizer_states,
+    planned,
+    random_state,
+    script_name,
+    set_random_state,
+    spread_checkpoint,
+)
+from paceline.pace.ranks import Ranks
+from paceline.run import RunDirectory
+from paceline.schema import RankContext
+from paceline.schema.config import Train
+from paceline.train.optimizers import needs_closure
+from paceline.train.shares import rebalanced
+
+
+class Pace:
+    """A loop of one's own, alone or on every rank that a launcher starts.
+
+    >>> pace = paceline.Pace()                                               # doctest: +SKIP
+    >>> model, optimizer, loader = pace.prepare(model, optimizer, loader)    # doctest: +SKIP
+    >>> for epoch in pace.epochs(14):                                        # doctest: +SKIP
+    ...     for inputs, targets in loader:
+    ...         optimizer.zero_grad()
+    ...         loss = cross_entropy(model(inputs), targets)
+    ...         pace.backward(loss)
+    ...         optimizer.step()
+    ...         pace.log(loss=loss)
+    """
+
+    def __init__(
+        self,
+        *,
+        run: str | Path | None = None,
+        resume: bool | None = None,
+        shares: Sequence[float] | None = None,
+        exact: bool = True,
+        monitor: str = "auto",
+    ) -> None:
+        """`run`: the run directory, which is continued where it has a checkpoint; a new one under
+        runs/ when left out. `resume`: True insists on a checkpoint (of runs/latest, without
+        `run`), False on a new run. `shares`: one number per rank; by speed when left out.
+        `exact`: BatchNorm over the whole batch. `monitor`: what makes an epoch the best, as
+        "loss:min"."""
+        Train(monitor=monitor)  # refuses what is no name of anything
+        self._ranks = Ranks()
+        self._where, self._resume = Path(run) if run is not None else None, resume
+        self._exact, self._monitor = exact, monitor
+        self._follows_speed = shares is None and given_shares() is None
+        self._shares = Shares(shares).numbers()
+        self._gradients = Gradients(self._ranks)
+        self._working = Working(self._has_waited)
+        self._models: list[nn.Module] = []
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._states: list[OwnOptimizer] = []
+        self._loaders: list[Batches] = []
+        self._others: list[Any] = []
+        self._more: dict[str, torch.Tensor] = {}
+        self._keeper: Keeper | None = None
+        self._recorder: Recorder = Recorder()
+        self._stopped = False
+        self._updates = self._counted = 0
+        self._begin_epoch()
+
+    # --- who we are -----------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        return self._ranks.rank
+
+    @property
+    def ranks(self) -> int:
+        return self._ranks.size
+
+    @property
+    def is_first(self) -> bool:
+        """True on the one rank that should print and write."""
+        return self._ranks.is_first
+
+    def print(self, *words: Any, **options: Any) -> None:
+        """On the first rank."""
+        if self.is_first:
+            print(*words, **{"flush": True, **options})
+
+    # --- before the loop --------------------------------------------------------
+
+    def prepare(self, *things: Any) -> Any:
+        """Models, optimizers, DataLoaders and whatever has a state_dict (schedulers), in any order.
+
+        Models and optimizers are the same objects afterwards, with the first rank's weights;
+        DataLoaders give this rank's part of every batch.
+        """
+        if self._keeper is not None:
+            raise UserError("pace.prepare comes before pace.epochs: hand everything over there")
+        for model in (each for each in things if isinstance(each, nn.Module)):
+            self._add_model(model)
+        prepared = [self._prepared(each) for each in things]
+        self._check_same()
+        tensors = [*self._gradients.named.values()]
+        for model in self._models:
+            tensors += list(model.buffers())
+        self._ranks.spread(tensors)
+        if self.rank:  # noise and dropout of another part of the batch are other numbers
+            torch.manual_seed((torch.initial_seed() + self.rank) % 2**63)
+        return prepared[0] if len(prepared) == 1 else tuple(prepared)
+
+    def _add_model(self, model: nn.Module) -> None:
+        check_trainable(model)
+        before = f"{len(self._models)}."
+        self._models.append(model)
+        for name, parameter in model.named_parameters():
+            self._gradients.add(f"{before}{name}", parameter)
+        if self._exact:
+            share_statistics(model, self._ranks)
+
+    def _prepared(self, thing: Any) -> Any:
+        if isinstance(thing, nn.Module):
+            return thing
+        if isinstance(thing, torch.optim.Optimizer):
+            self._add_optimizer(thing)
+            return thing
+        if isinstance(thing, DataLoader):
+            self._loaders.append(Batches(thing, self._ranks, self._shares, self._working))
+            return self._loaders[-1]
+        if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
+            self._others.append(thing)
+            return thing
+        raise ConfigError(
+            f"pace.prepare was given a {type(thing).__name__}: it takes models, optimizers,"
+            " DataLoaders, and what has a state_dict"
+        )
+
+    def _add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.ranks > 1 and needs_closure(optimizer):
+            raise UnsupportedError(
+                f"{type(optimizer).__name__} decides by each rank's own loss what to do next (its"
+                " step() needs a closure): use one whose step() takes gradients, or one rank"
+            )
+        # What belongs to no model (a learned temperature) is trained all the same.
+        for place, group in enumerate(optimizer.param_groups):
+            for number, parameter in enumerate(group["params"]):
+                name = f"optimizer{len(self._optimizers)}.{place}.{number}"
+                if self._gradients.add(name, parameter):
+                    self._more[name] = parameter
+        if not self._optimizers:
+            optimizer.register_step_post_hook(lambda *_: self._has_updated())
+        self._optimizers.append(optimizer)
+        self._states.append(OwnOptimizer(optimizer, self._gradients.named.items()))
+
+    def _check_same(self) -> None:
+        mine = [f"{name} {list(p.shape)} {p.dtype}" for name, p in self._gradients.named.items()]
+        if any(other != mine for other in self._ranks.gather(mine)):
+            raise UserError(
+                "the ranks have prepared different models: build them from the same arguments on"
+                " every rank"
+            )
+
+    def part(self, whole: torch.Tensor, dim: int = 0) -> torch.Tensor:
+        """This rank's part of a tensor that every rank has whole: rows, or columns with dim=1."""
+        begin, end = span_of(whole.shape[dim], self._shares, self.rank)
+        return whole.narrow(dim, begin, end - begin)
+
+    # --- in the loop --------------------------------------------------------------
+
+    def backward(self, loss: torch.Tensor, weight: Any = None, **options: Any) -> None:
+        """As loss.backward(), over all ranks: gradients are those of the whole batch.
+
+        `weight`: by what the loss is a mean, if not by the samples of the loader's batch (tokens,
+        the sum of class weights), or "sum" for a loss that is a sum.
+        """
+        found = measured({"loss": loss, "weight": weight}, "the loop")
+        part = self._working.part() if found.weight is None else None
+        self._trained_on(part)
+        if self.ranks == 1:
+            loss.backward(**options)  # type: ignore[no-untyped-call]
+            self._computed(time.perf_counter() - self._working.since)
+        else:
+            self._backward(loss, self._factor(found.weight, part), options)
+        self._working.since = self._last = time.perf_counter()
+        if not self._optimizers:
+            self._has_updated()
+
+    def _factor(self, weight: Any, part: Any) -> float:
+        """What this rank's loss is multiplied with."""
+        self._computed(time.perf_counter() - self._working.since)
+        if weight == SUM:
+            return 1.0
+        if weight is None:
+            if part is None:
+                raise ConfigError(
+                    "no loader has handed out a batch whose samples the loss could be the mean"
+                    " over: say by what it is, as pace.backward(loss, weight=len(inputs))"
+                )
+            return float(part[0] / part[1])
+        (total,) = self._ranks.sum([weight])
+        return float(weight) / total if total else 0.0
+
+    def _backward(self, loss: torch.Tensor, factor: float, options: dict[str, Any]) -> None:
+        began = time.perf_counter()
+        self._gradients.backward(loss, factor, **options)
+        self._computed(time.perf_counter() - began)
+        with self._recorder.span("exchange", update=self._updates, detail="gradients"):
+            self._gradients.add_up()
+
+    def log(self, *, weight: Any = None, **values: Any) -> None:
+        """Into this epoch's line of metrics.jsonl, as exact means over all batches and ranks.
+
+        A number is a mean (by `weight`, or the samples of the batch); a tensor counts by its
+        elements; a pair is (sum, count). Names without test_ or train_ before them get train_.
+        """
+        for name, value in values.items():
+            key = name if name.startswith(("test_", "train_")) else f"train_{name}"
+            total, count = self._sum_and_count(value, name, weight)
+            before = self._logged.get(key, (0.0, 0.0))
+            self._logged[key] = (before[0] + total, before[1] + count)
+
+    def mean(self, value: Any, weight: Any = None) -> float:
+        """The mean over all ranks, now: of a number (by `weight`), a tensor or a pair (sum, count).
+
+        Every rank calls it.
+        """
+        total, count = self._ranks.sum(self._sum_and_count(value, "mean", weight))
+        return total / count if count else float("nan")
+
+    def sum(self, value: Any) -> float:
+        """A number added up over all ranks, now. Every rank calls it."""
+        return self._ranks.sum([float(value)])[0]
+
+    def _sum_and_count(self, value: Any, name: str, weight: Any) -> tuple[float, float]:
+        if weight is None:
+            part = self._working.part() if self._working.parts else None
+            weight = part[0] if part is not None else 1.0
+        if not float(weight):  # a mean over nothing is 0 / 0
+            return 0.0, 0.0
+        return sum_and_count(value, name, float(weight), is_mean=True)
+
+    # --- epochs -------------------------------------------------------------------
+
+    def epochs(self, *arguments: int) -> Iterator[int]:
+        """As range(...): an epoch after the other, each logged and saved at its end.
+
+        A run that has a checkpoint goes on after the epochs that it has.
+        """
+        numbers = range(*arguments)
+        done = self._begin(len(numbers))
+        for number in numbers[done:]:
+            self._begin_epoch()
+            try:
+                yield number
+            except GeneratorExit:
+                self.print("paceline: the loop was left with break: the epoch is not saved, as it"
+                           " would be with pace.stop()")  # fmt: skip
+                raise
+            done += 1
+            self._end_epoch(done)
+            if self._ranks.sum([float(self._stopped)])[0]:
+                break
+        self._finish(done, finished=done == len(numbers) or self._stopped)
+
+    def stop(self) -> None:
+        """No more epochs after this one, which is saved."""
+        self._stopped = True
+
+    def _begin(self, epochs: int) -> int:
+        """Make or open the run; how many epochs it has already."""
+        if self._keeper is not None or self._stopped:
+            raise UserError("pace.epochs is for one loop: use another Pace for another training")
+        batch = next((each.batch_size for each in self._loaders if each.batch_size), None)
+        plan = planned(self._ranks, self._shares, batch)
+        config = described(
+            script_name(), self._models, self._optimizers, self._loaders, epochs, self._monitor
+        )
+        opened: list[tuple[Keeper, Path | None]] = []
+
+        def open_first() -> list[str]:
+            opened.append(open_keeper(self._where, self._resume, config, plan))
+            return [str(opened[0][0].run.path.resolve()), plan.nodes[0].host]
+
+        place, host = self._ranks.by_first(open_first)
+        keeper, checkpoint = opened[0] if opened else (_elsewhere(place, config, plan), None)
+        self._keeper = keeper
+        found = spread_checkpoint(self._ranks, checkpoint)
+        if os.uname().nodename == host:  # others share no files with the first
+            context = RankContext(rank=self.rank, world_size=self.ranks)
+            self._recorder = make_recorder(RunDirectory(Path(place)).rank(self.rank), context)
+            self._recorder.ready()
+        if found is None:
+            return 0
+        state, model, optimizer = found
+        self._restore(model, optimizer)
+        self._updates = state.position.update
+        self.print(f"paceline: continuing {place} after epoch {state.position.epoch}")
+        return state.position.epoch
+
+    def _restore(self, model: dict[str, Any], optimizer: dict[str, dict[str, Any]]) -> None:
+        own = optimizer.pop(OWN)
+        load_models(self._models, self._more, model)
+        load_optimizers(self._states, optimizer)
+        for thing, state in zip(self._others, own["others"], strict=True):
+            thing.load_state_dict(state)
+        generators = [each for loader in self._loaders for each in loader.generators]
+        for generator, state in zip(generators, own["generators"], strict=True):
+            generator.set_state(torch.tensor(state, dtype=torch.uint8))
+        if self.rank < len(own["random"]):
+            set_random_state(own["random"][self.rank])
+        if len(own["shares"]) == self.ranks and self._follows_speed:
+            self._divide(own["shares"])
+
+    def _begin_epoch(self) -> None:
+        self._tally = Tally()
+        self._logged: dict[str, tuple[float, float]] = {}
+        self._busy = self._own_samples = self._waiting = 0.0
+        self._last = self._epoch_began = self._update_began = time.perf_counter()
+
+    def _end_epoch(self, done: int) -> None:
+        """Log and save; every rank calls it."""
+        keeper = self._keeper
+        assert keeper is not None
+        if not self._exact:  # statistics of each rank's own part: the first one's are kept
+            self._ranks.spread(b for model in self._models for b in model.buffers())
+        self._tally.seconds = max(self._last - self._epoch_began, 1e-9)
+        line = {
+            "epoch": done,
+            **self._means(),
+            "images_per_second": self._tally.samples / self._tally.seconds,
+            **self._tally.times(),
+            "bytes_sent": 0,
+            "shares": [round(share / sum(self._shares), 4) for share in self._shares],
+        }
+        self._follow_speeds()
+        randoms = self._ranks.gather(random_state())
+        if not self.is_first:
+            return
+        generators = [each for loader in self._loaders for each in loader.generators]
+        own = {
+            "others": [thing.state_dict() for thing in self._others],
+            "generators": [each.get_state().tolist() for each in generators],
+            "random": randoms,
+            "shares": list(self._shares),
+        }
+        with self._recorder.span("checkpoint"):
+            best = keeper.note(line)
+            state = optimizer_states(self._states) | {OWN: own}
+            model = model_state(self._models, self._more)
+            keeper.save(done, self._updates, model, state, best=best)
+            keeper.summarize(done, self._updates, self._parameters, finished=False)
+
+    def _finish(self, done: int, *, finished: bool) -> None:
+        self._recorder.close()
+        if self.is_first and self._keeper is not None:
+            self._keeper.summarize(done, self._updates, self._parameters, finished=finished)
+            self._keeper.run.unlock()
+            self.print(f"paceline: {done} epochs, {self._keeper.run.path}")
+
+    @property
+    def _parameters(self) -> int:
+        return sum(each.numel() for each in self._gradients.named.values())
+
+    def _means(self) -> dict[str, float]:
+        """What was logged, over all ranks; one that logged nothing under a name adds nothing."""
+        names = sorted({name for each in self._ranks.gather(list(self._logged)) for name in each})
+        pairs = [self._logged.get(name, (0.0, 0.0)) for name in names]
+        sums = self._ranks.sum(number for pair in pairs for number in pair)
+        return {
+            name: total / count
+            for name, total, count in zip(names, sums[::2], sums[1::2], strict=True)
+            if count
+        }
+
+    # --- what is measured -----------------------------------------------------------
+
+    def _has_waited(self, asked: float, seconds: float) -> None:
+        self._waiting += seconds
+        self._recorder.add("read", asked, seconds, update=self._updates)
+
+    def _computed(self, seconds: float) -> None:
+        self._busy += seconds
+        self._recorder.add("compute", time.perf_counter() - seconds, seconds, update=self._updates)
+
+    def _trained_on(self, part: Any) -> None:
+        """Count a batch's samples once, however many losses are taken of it."""
+        self._tally.read_seconds, self._waiting = self._tally.read_seconds + self._waiting, 0.0
+        if part is None:
+            with contextlib.suppress(ConfigError):
+                part = self._working.part()
+        if part is not None and self._working.handed != self._counted:
+            self._counted = self._working.handed
+            self._own_samples += part[0]
+            self._tally.samples += int(part[1])
+
+    def _has_updated(self) -> None:
+        now = time.perf_counter()
+        self._tally.durations.append(now - self._update_began)
+        self._tally.updates += 1
+        self._updates += 1
+        self._update_began = self._last = now
+
+    def _follow_speeds(self) -> None:
+        """Give slower ranks less of every batch of the next epoch, where that is worth it."""
+        speed = self._own_samples / self._busy if self._busy else 0.0
+        speeds = [float(each) for each in self._ranks.gather(speed)]
+        changed = rebalanced(self._shares, speeds) if self._follows_speed else None
+        if changed is not None and max(speeds) > NOTEWORTHY * min(speeds):
+            self._divide(changed)
+
+    def _divide(self, shares: list[float]) -> None:
+        self._shares = list(shares)
+        for loader in self._loaders:
+            loader.divide(self._shares)
+
+
+NOTEWORTHY = 1.2
+"""How much faster than the slowest rank the fastest must be for shares to follow: ranks of one
+machine differ by some percent from epoch to epoch."""
+
+
+def _elsewhere(place: str, config: Any, plan: Any) -> Keeper:
+    """On ranks that write nothing."""
+    return Keeper(RunDirectory(Path(place)), config, plan)

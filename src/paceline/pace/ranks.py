@@ -1,0 +1,138 @@
+"""The processes that train together, whoever started them, and the few things they agree on."""
+
+from __future__ import annotations
+
+import atexit
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.backends import BACKEND_NAME, register_mpi
+from paceline.config.environment import named_variables, started_by
+from paceline.errors import PacelineError, RunDirectoryError, UserError
+from paceline.local.cores import usable_cores
+
+
+class Ranks:
+    """This process's place among all ranks: alone, or as paceline run, torchrun, mpiexec or srun
+    say. A process group that the script has opened itself is used as it is."""
+
+    def __init__(self) -> None:
+        if not dist.is_initialized():
+            _open()
+        grouped = dist.is_initialized()
+        self.rank = dist.get_rank() if grouped else 0
+        self.size = dist.get_world_size() if grouped else 1
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, numbers: Iterable[float]) -> list[float]:
+        """Each number added up over all ranks."""
+        found = torch.tensor(list(numbers), dtype=torch.float64)
+        if self.size > 1 and found.numel():
+            dist.all_reduce(found)
+        return [float(number) for number in found]
+
+    def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor added up over all ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def spread(self, tensors: Iterable[torch.Tensor]) -> None:
+        """The first rank's values into everybody's tensors."""
+        if self.size == 1:
+            return
+        for tensor in tensors:
+            plain = tensor.detach()
+            if plain.is_contiguous():
+                dist.broadcast(plain, 0)
+            else:
+                copy = plain.contiguous()
+                dist.broadcast(copy, 0)
+                plain.copy_(copy)
+
+    def spread_bytes(self, content: bytes) -> bytes:
+        """The first rank's bytes, on every rank."""
+        if self.size == 1:
+            return content
+        length = torch.tensor([len(content)], dtype=torch.int64)
+        dist.broadcast(length, 0)
+        buffer = torch.zeros(max(1, int(length)), dtype=torch.uint8)
+        if self.is_first and content:
+            buffer.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+        dist.broadcast(buffer, 0)
+        return bytes(buffer.numpy())[: int(length)]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, which JSON can hold, in the order of ranks."""
+        if self.size == 1:
+            return [value]
+        mine = json.dumps(value).encode()
+        lengths = torch.zeros(self.size, dtype=torch.int64)
+        lengths[self.rank] = len(mine)
+        dist.all_reduce(lengths)
+        # As rows of one table that is added up: parts of different lengths need no other operation.
+        table = torch.zeros(self.size, int(lengths.max()), dtype=torch.int32)
+        table[self.rank, : len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        dist.all_reduce(table)
+        rows = table.to(torch.uint8).numpy()
+        return [
+            json.loads(bytes(row)[:length])
+            for row, length in zip(rows, lengths.tolist(), strict=True)
+        ]
+
+    def by_first(self, work: Callable[[], Any]) -> Any:
+        """What the first rank's `work` gives (JSON), on every rank; so is a mistake that it finds.
+
+        Others would wait for ever for a rank that has given up.
+        """
+        if self.size == 1:
+            return work()
+        found: dict[str, Any] = {}
+        if self.is_first:
+            try:
+                found = {"value": work()}
+            except PacelineError as error:
+                self.spread_bytes(json.dumps({"error": str(error)}).encode())
+                raise
+        found = json.loads(self.spread_bytes(json.dumps(found).encode()))
+        if "error" in found:
+            raise RunDirectoryError(found["error"])
+        return found["value"]
+
+
+def _open() -> None:
+    """Join those who were started together; nothing where this process was started alone."""
+    started = started_by()
+    if started is None or started.size == 1:
+        return
+    if started.by == "mpi":
+        register_mpi()
+        dist.init_process_group(BACKEND_NAME)
+    elif started.by == "slurm":
+        where = f"tcp://{started.address}:{started.port}"
+        dist.init_process_group(
+            "gloo", init_method=where, rank=started.rank, world_size=started.size
+        )
+    elif started.address is None:
+        raise UserError(
+            f"RANK = {started.rank} and WORLD_SIZE = {started.size} are set, but not MASTER_ADDR:"
+            " start the script with paceline run, torchrun, mpiexec or srun, or plainly"
+        )
+    else:
+        dist.init_process_group("gloo")
+    if started.by != "torchrun" and "OMP_NUM_THREADS" not in named_variables(()):
+        # Where cores are not bound, every rank would use all of them.
+        torch.set_num_threads(max(1, usable_cores() // max(1, started.local_size)))
+    atexit.register(_close)
+
+
+def _close() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

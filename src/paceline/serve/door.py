@@ -1,0 +1,200 @@
+"""The door: sockets, TLS, slow clients, who may ask; without torch."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from paceline.errors import ConfigError
+from paceline.serve.refusals import RefusalError
+
+HEADER_SECONDS = 10.0
+"""Until the head of a request must have arrived: who sends a byte a minute is cut off."""
+HEADER_BYTES = 64 << 10
+"""Of the head of a request."""
+SMALLEST_TOKEN = 16
+"""Characters: fewer could be guessed."""
+
+
+LOOPBACK = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """Who may ask."""
+
+    token: bytes | None = None
+    loopback: bool = True
+    """Only names of this machine are taken for Host: a page elsewhere cannot pretend to be us."""
+
+    def admit(self, headers: Mapping[str, str], *, is_open: bool) -> None:
+        """Refuse who may not ask; what is open needs no token."""
+        if self.loopback and not LOOPBACK.fullmatch(headers.get("host", "")):
+            raise RefusalError(
+                403, f"Host {headers.get('host', '')[:100]!r} is not this machine: ask localhost"
+            )
+        if self.token is not None and not is_open:
+            kind, _, given = headers.get("authorization", "").partition(" ")
+            right = hmac.compare_digest(given.strip().encode("latin-1"), self.token)
+            if kind.lower() != "bearer" or not right:
+                raise RefusalError(
+                    401,
+                    "a token is needed: send it as Authorization: Bearer TOKEN",
+                    {"www-authenticate": "Bearer"},
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Door:
+    """Where the server listens, and to whom."""
+
+    host: str = "127.0.0.1"
+    port: int = 8500
+    token: str | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    plain: bool = False
+    """Without TLS although others can reach it: something before it encrypts."""
+    connections: int = 512
+    """At once; more are answered with 503."""
+    drain: int = 30
+    """Seconds for requests under way after SIGTERM."""
+
+    @property
+    def is_loopback(self) -> bool:
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def check(self) -> None:
+        """Refuse what would let strangers in."""
+        if (self.certificate is None) != (self.key is None):
+            raise ConfigError("--tls-cert and --tls-key belong together: give both")
+        for file in (self.certificate, self.key):
+            if file is not None and not file.is_file():
+                raise ConfigError(f"there is no file {file}")
+        if self.token is not None and len(self.token) < SMALLEST_TOKEN:
+            raise ConfigError(f"a token must have {SMALLEST_TOKEN} characters or more")
+        if self.is_loopback:
+            return
+        if self.token is None:
+            raise ConfigError(
+                f"--host {self.host} can be reached by others: give --token-file with a secret that"
+                " they must know, or listen on 127.0.0.1"
+            )
+        if self.certificate is None and not self.plain:
+            raise ConfigError(
+                f"--host {self.host} can be reached by others: give --tls-cert and --tls-key, or"
+                " --plain where something before it encrypts"
+            )
+
+    @property
+    def access(self) -> Access:
+        return Access(token=self.token.encode() if self.token else None, loopback=self.is_loopback)
+
+    def listen(self) -> socket.socket:
+        """A socket that listens; ConfigError where it cannot."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        listening = socket.socket(family)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((self.host, self.port))
+            listening.listen(1024)
+        except OSError as error:
+            listening.close()
+            raise ConfigError(
+                f"{self.host}:{self.port} cannot be listened on ({error.strerror}):"
+                " choose another --port"
+            ) from None
+        return listening
+
+    def address(self, listening: socket.socket) -> str:
+        """Where a browser finds it."""
+        scheme = "https" if self.certificate else "http"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{scheme}://{host}:{listening.getsockname()[1]}"
+
+    def settings(self, app: Any) -> uvicorn.Config:
+        """How the server runs."""
+        return uvicorn.Config(
+            app,
+            http=Cautious,
+            ws="none",
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            date_header=False,
+            limit_concurrency=self.connections,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=self.drain,
+            ssl_certfile=str(self.certificate) if self.certificate else None,
+            ssl_keyfile=str(self.key) if self.key else None,
+        )
+
+
+class Cautious(HttpToolsProtocol):
+    """Cuts off who takes too long, or too many bytes, for the head of a request."""
+
+    _timer: asyncio.TimerHandle | None = None
+    _head = 0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def data_received(self, data: bytes) -> None:
+        if self._timer is not None:
+            self._head += len(data)
+            before = self._head - len(data)
+            super().data_received(data)
+            if self._timer is not None and before > HEADER_BYTES:
+                self._cut()
+            return
+        if self.cycle is None or self.cycle.response_complete:
+            self._wait_for_head()
+        super().data_received(data)
+
+    def on_headers_complete(self) -> None:
+        self._stop()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        super().connection_lost(exc)
+
+    def _wait_for_head(self) -> None:
+        self._stop()
+        self._timer = self.loop.call_later(HEADER_SECONDS, self._cut)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._head = None, 0
+
+    def _cut(self) -> None:
+        self._stop()
+        self.transport.close()
+
+
+def loop_factory() -> Any:
+    """What makes the event loop."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

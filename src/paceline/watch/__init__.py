@@ -1,0 +1,1 @@
+"""Looking at trainings while they run: a follower of their files, a page, a terminal."""

@@ -1,0 +1,278 @@
+"""Follows one run by its files, from whatever process and machine sees them.
+
+Each look reads only what was added since the one before; the training does nothing for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import PacelineError
+from paceline.report.load import is_run
+from paceline.run import RunDirectory
+from paceline.schema import Plan, read_json
+from paceline.schema.checkpoint import checkpoints_in, update_of
+from paceline.schema.events import (
+    FILE_NAME,
+    Clock,
+    End,
+    Event,
+    Exchanged,
+    Note,
+    Progress,
+    Sample,
+    Span,
+    Start,
+    decode_line,
+)
+from paceline.schema.ledger import Ledger
+from paceline.schema.legs import Leg, read_legs
+from paceline.schema.plain import parse_json, read_json_file, read_toml
+from paceline.schema.requests import taken_by
+from paceline.watch.booking import RankBook, book
+from paceline.watch.tail import Tail
+
+MOST_POINTS = 600
+"""Of a series; older ones are thinned."""
+SILENT_SECONDS = 8.0
+"""A rank that has written nothing for so long, while others have, gives no sign."""
+LAST_SECONDS = 2.5
+"""The same once the training is over: ranks that are there write every second."""
+MOST_NOTES = 30
+
+
+class Series:
+    """Points over time, thinned by halves when there are too many."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[float, float]] = []
+        self._every, self._count = 1, 0
+
+    def add(self, at: float, value: float) -> None:
+        self._count += 1
+        if self._count % self._every or not math.isfinite(value):
+            return
+        self.points.append((at, value))
+        if len(self.points) > MOST_POINTS:
+            self.points = self.points[::2]
+            self._every *= 2
+
+
+@dataclass
+class RankSeen:
+    """What one rank has told."""
+
+    tail: Tail
+    start: Start | None = None
+    sample: Sample | None = None
+    end: End | None = None
+    heard: float = 0.0
+    """The time of its newest event."""
+    cpu: Series = field(default_factory=Series)
+    sent: float = 0.0
+    received: float = 0.0
+    """MB per second between the last two samples, loopback left out."""
+    book: RankBook | None = None
+
+
+class Follower:
+    """One run, as far as its files tell."""
+
+    def __init__(self, path: Path) -> None:
+        self.run = RunDirectory(path.resolve())
+        self.ranks: dict[int, RankSeen] = {}
+        self.metrics: list[dict[str, Any]] = []
+        self.legs: list[Leg] = []
+        self.leg: Note | None = None
+        """The leg that is under way."""
+        self.notes: deque[tuple[float, int, Note]] = deque(maxlen=MOST_NOTES)
+        self.progress: deque[Progress] = deque(maxlen=40)
+        self.loss, self.speed = Series(), Series()
+        self.ledger = Ledger(ranks=())
+        self.config: dict[str, Any] = {}
+        self.plan: Plan | None = None
+        self.summary: dict[str, Any] = {}
+        self.looked = 0.0
+        self._metrics = Tail(self.run.metrics)
+        self._seen: dict[Path, tuple[int, int]] = {}
+
+    @property
+    def exists(self) -> bool:
+        return is_run(self.run.path)
+
+    def look(self) -> None:
+        """Read what is new."""
+        self.looked = time.time()
+        self._changed(self.run.config, self._read_config)
+        self._changed(self.run.plan, self._read_plan)
+        self._changed(self.run.legs, self._read_legs)
+        self._changed(self.run.summary, self._read_summary)
+        self._read_metrics()
+        for folder in self.run.path.glob("rank-*"):
+            if match := re.fullmatch(r"rank-(\d{1,6})", folder.name):
+                rank = int(match[1])
+                if rank not in self.ranks:
+                    self.ranks[rank] = RankSeen(tail=Tail(folder / FILE_NAME))
+        for rank, seen in sorted(self.ranks.items()):
+            for line in seen.tail.lines():
+                event = decode_line(line)
+                if event is not None:
+                    self._take(rank, seen, event)
+        books = {rank: seen.book for rank, seen in self.ranks.items() if seen.book is not None}
+        self.ledger = book(books, alive={r for r in books if self.state_of(r) == "there"})
+
+    def _changed(self, path: Path, read: Callable[[], None]) -> None:
+        try:
+            about = path.stat()
+        except OSError:
+            return
+        mark = (about.st_mtime_ns, about.st_size)
+        if self._seen.get(path) != mark:
+            self._seen[path] = mark
+            # A file that is being replaced, or damaged, is looked at again when it changes.
+            with contextlib.suppress(PacelineError, OSError, ValueError):
+                read()
+
+    def _read_config(self) -> None:
+        self.config = read_toml(self.run.config)
+
+    def _read_plan(self) -> None:
+        self.plan = read_json(Plan, self.run.plan)
+
+    def _read_legs(self) -> None:
+        self.legs = read_legs(self.run.legs)
+
+    def _read_summary(self) -> None:
+        found = read_json_file(self.run.summary)
+        self.summary = found if isinstance(found, dict) else {}
+
+    def _read_metrics(self) -> None:
+        for text in self._metrics.lines():
+            with contextlib.suppress(ValueError):
+                line = parse_json(text)
+                if isinstance(line, dict) and isinstance(line.get("epoch"), int):
+                    # A continued run writes its newest epochs once more.
+                    self.metrics = [old for old in self.metrics if old["epoch"] < line["epoch"]]
+                    self.metrics.append(line)
+
+    def _take(self, rank: int, seen: RankSeen, event: Event) -> None:
+        if isinstance(event, Start):
+            seen.start, seen.end, seen.sample = event, None, None
+            booked = seen.book.booked if seen.book is not None else None
+            seen.book = RankBook(start=event, booked=booked)
+        if seen.start is None or seen.book is None:
+            return
+        seen.heard = max(seen.heard, event.end if isinstance(event, Span) else event.time)
+        if isinstance(event, Span):
+            seen.book.spans.append(event)
+            if event.update is not None:
+                seen.book.last = max(seen.book.last, event.update)
+        elif isinstance(event, Exchanged):
+            seen.book.exchanged.append(event)
+        elif isinstance(event, Clock):
+            seen.book.clocks.append(event)
+        elif isinstance(event, Sample):
+            self._sample(seen, event)
+        elif isinstance(event, Progress):
+            self._advance(event)
+        elif isinstance(event, Note):
+            if event.what == "leg":
+                self.leg = event
+            else:
+                self.notes.append((event.time, rank, event))
+        elif isinstance(event, End):
+            seen.end = event
+
+    def _sample(self, seen: RankSeen, sample: Sample) -> None:
+        before, seen.sample = seen.sample, sample
+        seen.cpu.add(sample.time, sample.cpu)
+        seconds = sample.time - before.time if before is not None else 0.0
+        if before is None or seconds <= 0:
+            return
+        for name in ("sent", "received"):
+            old, new = (_bytes(each, name) for each in (before, sample))
+            setattr(seen, name, max(0, new - old) / seconds / 1e6)
+
+    def _advance(self, event: Progress) -> None:
+        if self.progress and event.update < self.progress[-1].update:
+            self.progress.clear()  # continued from an older checkpoint
+        before = self.progress[-1] if self.progress else None
+        self.progress.append(event)
+        if event.loss is not None:
+            self.loss.add(event.time, event.loss)
+        if before is not None and event.time > before.time:
+            updates = event.update - before.update
+            self.speed.add(event.time, updates * self.batch / (event.time - before.time))
+
+    # --- what it comes to ---------------------------------------------------------
+
+    @property
+    def batch(self) -> int:
+        if self.plan is not None and self.plan.batch_size:
+            return self.plan.batch_size
+        return int(self.config.get("workload", {}).get("batch_size") or 1)
+
+    @property
+    def began(self) -> float:
+        starts = [seen.start.began for seen in self.ranks.values() if seen.start is not None]
+        return min(starts, default=self.looked)
+
+    @property
+    def newest(self) -> float:
+        """The time of the newest thing that any rank has told."""
+        return max((seen.heard for seen in self.ranks.values()), default=0.0)
+
+    def state_of(self, rank: int) -> str:
+        """there, ended (with the training), or gone: without a word while others went on."""
+        seen = self.ranks[rank]
+        if seen.end is not None:
+            return "ended"
+        is_over = self.state in ("finished", "stopped", "lost")
+        # The others of a training that fails are ended within seconds of the first.
+        if self.newest - seen.heard > (LAST_SECONDS if is_over else SILENT_SECONDS):
+            return "gone"
+        return "ended" if is_over else "there"
+
+    @property
+    def state(self) -> str:
+        """starting, training, finished, stopped (saved), or lost: gone without saving a summary."""
+        started = max((s.start.time for s in self.ranks.values() if s.start), default=0.0)
+        if self.summary and self._seen.get(self.run.summary, (0, 0))[0] / 1e9 >= started:
+            return "finished" if self.summary.get("finished") else "stopped"
+        if is_locked(self.run.path / ".lock") or self.looked - self.newest < 2 * SILENT_SECONDS:
+            return "training" if self.progress else "starting"
+        return "lost" if self.ranks else "starting"
+
+    @property
+    def checkpoint(self) -> int | None:
+        """The update of the newest checkpoint."""
+        found = checkpoints_in(self.run.checkpoints)
+        return update_of(found[-1]) if found else None
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        return taken_by(self.run)
+
+
+def _bytes(sample: Sample, way: str) -> int:
+    return sum(getattr(t, f"bytes_{way}") for name, t in sample.network.items() if name != "lo")
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a training of this machine holds a run's lock; asking does not touch the lock."""
+    try:
+        inode = f":{path.stat().st_ino} "
+        return any(
+            " FLOCK " in line and inode in line
+            for line in Path("/proc/locks").read_text().splitlines()
+        )
+    except OSError:
+        return False

@@ -1,0 +1,193 @@
+"""The live page: one file, fed by server-sent events that come from the files of the runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from paceline.errors import ConfigError, PacelineError
+from paceline.report.page import asset
+from paceline.report.palette import LOOKS
+from paceline.schema.requests import ask
+from paceline.serve.door import Door, loop_factory
+from paceline.serve.refusals import RefusalError
+from paceline.watch.follow import Follower
+from paceline.watch.state import state_of
+
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self';"
+    " img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+LOOK_SECONDS = 1.0
+MOST_BODY = 4096
+"""Bytes of a request: a few settings."""
+
+
+class Watch:
+    """Looks at the runs once a second while somebody watches, and tells what has changed."""
+
+    def __init__(self, runs: Sequence[Follower]) -> None:
+        self.runs = runs
+        self.closing = asyncio.Event()
+        self._parts: dict[str, str] = {}
+        self._looked = -LOOK_SECONDS
+        self._lock = asyncio.Lock()
+
+    async def parts(self) -> dict[str, str]:
+        """Every part of every run as JSON; looked at anew once a second, for all who watch."""
+        async with self._lock:
+            loop = asyncio.get_running_loop()
+            if loop.time() - self._looked >= LOOK_SECONDS:
+                self._parts = await loop.run_in_executor(None, self._look)
+                self._looked = loop.time()
+            return self._parts
+
+    def _look(self) -> dict[str, str]:
+        found = {}
+        for key, run in enumerate(self.runs):
+            run.look()
+            for part, data in state_of(run, key).items():
+                found[f"{key}/{part}"] = json.dumps(data, separators=(",", ":"))
+        return found
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """All parts at first, then those that changed; a sign of life when nothing did."""
+        sent: dict[str, str] = {}
+        while not self.closing.is_set():
+            parts = await self.parts()
+            text = "".join(
+                f'event: part\ndata: {{"part":{json.dumps(name)},"data":{data}}}\n\n'
+                for name, data in parts.items()
+                if sent.get(name) != data
+            )
+            sent = parts
+            yield (text or ": nothing new\n\n").encode()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.closing.wait(), LOOK_SECONDS)
+
+
+def page() -> str:
+    """The page, with the report's colours and styles inside."""
+    folder = resources.files("paceline.watch") / "assets"
+    text = (folder / "page.html").read_text(encoding="utf-8")
+    light = " ".join(f"--c{place}: {look.light};" for place, look in enumerate(LOOKS))
+    dark = " ".join(f"--c{place}: {look.dark};" for place, look in enumerate(LOOKS))
+    colours = f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+    text = text.replace("/* REPORT STYLES */", asset("page.css") + colours)
+    return text.replace("/* SCRIPT */", (folder / "watch.js").read_text(encoding="utf-8"))
+
+
+def application(watch: Watch, door: Door) -> Any:
+    """The routes, behind the door."""
+    text = page()
+
+    async def show(request: Request) -> Response:
+        headers = {"content-security-policy": POLICY, "x-content-type-options": "nosniff"}
+        return Response(text, media_type="text/html", headers=headers)
+
+    async def events(request: Request) -> Response:
+        headers = {"cache-control": "no-store"}
+        return StreamingResponse(watch.events(), media_type="text/event-stream", headers=headers)
+
+    async def wish(request: Request) -> Response:
+        key = request.path_params["key"]
+        if key >= len(watch.runs):
+            raise RefusalError(404, f"there is no run {key}")
+        # A page of another site cannot send this type without being asked about it first.
+        if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+            raise RefusalError(415, "a wish is sent as application/json")
+        body = b""
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MOST_BODY:
+                raise RefusalError(413, f"a wish has at most {MOST_BODY:,} bytes")
+        try:
+            settings = json.loads(body or b"{}")
+            if not isinstance(settings, dict):
+                raise ConfigError("settings must be a table of keys")
+            await watch.parts()  # how far the training is now
+            refuse_shorter(watch.runs[key], settings)
+            ask(watch.runs[key].run, request.path_params["wish"], settings)
+        except (ValueError, PacelineError, OSError) as error:
+            raise RefusalError(400, str(error)) from None
+        return JSONResponse({"asked": request.path_params["wish"]})
+
+    router = Starlette(
+        routes=[
+            Route("/", show),
+            Route("/api/events", events),
+            Route("/api/runs/{key:int}/{wish}", wish, methods=["POST"]),
+        ],
+        exception_handlers={RefusalError: _refused},
+    )
+    access = door.access
+
+    async def guarded(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
+            try:
+                access.admit(headers, is_open=scope["path"] == "/")
+            except RefusalError as refusal:
+                await _answer(refusal)(scope, receive, send)
+                return
+        await router(scope, receive, send)
+
+    return guarded
+
+
+def refuse_shorter(run: Follower, settings: dict[str, Any]) -> None:
+    """A run cannot become shorter than it is."""
+    epochs = settings.get("train.epochs")
+    done = run.progress[-1].epoch if run.progress else 0
+    if isinstance(epochs, int) and epochs <= done:
+        raise ConfigError(
+            f"train.epochs = {epochs}, but {done} are done: ask for {done + 1} or more, or stop it"
+        )
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RefusalError)
+    return _answer(error)
+
+
+def _answer(refusal: RefusalError) -> Response:
+    return JSONResponse({"error": refusal.reason}, refusal.status, dict(refusal.headers))
+
+
+def serve(paths: Sequence[Path], door: Door, say: Callable[[str], None]) -> None:
+    """Show the runs until SIGTERM or Ctrl-C."""
+    door.check()
+    listening = door.listen()
+    with listening, asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_serve([Follower(path) for path in paths], door, listening, say))
+
+
+async def _serve(
+    runs: Sequence[Follower], door: Door, listening: socket.socket, say: Callable[[str], None]
+) -> None:
+    watch = Watch(runs)
+    server = uvicorn.Server(door.settings(application(watch, door)))
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+
+    def stop() -> None:
+        watch.closing.set()
+        server.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    say(f"watching on {door.address(listening)}")
+    await server.serve(sockets=[listening])

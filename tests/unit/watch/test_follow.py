@@ -1,0 +1,104 @@
+"""What a follower makes of a run's files, held against the whole ledger of the same files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import paceline
+from paceline.errors import ConfigError
+from paceline.observe.ledger import ledger_of
+from paceline.run import RunDirectory
+from paceline.schema.requests import CHECKPOINT, SETTINGS, STOP, TAKES, ask, taken_by
+from paceline.watch.follow import Follower
+from paceline.watch.state import state_of
+from paceline.watch.tail import Tail
+
+
+def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    tail = Tail(file)
+    assert tail.lines() == []
+    file.write_text("one\ntw")
+    assert tail.lines() == ["one"]
+    with file.open("a") as more:
+        more.write("o\nthree\n")
+    assert tail.lines() == ["two", "three"]
+    assert tail.lines() == []
+    other = tmp_path / "other"
+    other.write_text("anew\n")
+    other.replace(file)
+    assert tail.lines() == ["anew"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("watch") / "run"
+    paceline.train(
+        paceline.Workload(batch_size=16),
+        epochs=2,
+        settings={"local.strategy": "sequential", "data.limit": 320},
+        run=run,
+        silent=True,
+    )
+    return run
+
+
+def test_a_run_is_booked_piece_by_piece_as_it_is_as_a_whole(trained: Path, tmp_path: Path) -> None:
+    events = (trained / "rank-0" / "events.jsonl").read_text().splitlines(keepends=True)
+    growing = tmp_path / "run"
+    (growing / "rank-0").mkdir(parents=True)
+    for name in ("config.toml", "plan.json", "metrics.jsonl"):
+        (growing / name).write_bytes((trained / name).read_bytes())
+    follower, pieces = Follower(growing), 0
+    for at in range(0, len(events), 7):
+        with (growing / "rank-0" / "events.jsonl").open("a") as file:
+            file.writelines(events[at : at + 7])
+        before = follower.ledger.ranks[0].wall if follower.ledger.ranks else 0.0
+        follower.look()
+        after = follower.ledger.ranks[0].wall if follower.ledger.ranks else 0.0
+        pieces += after > before
+    assert pieces > 10
+    whole, booked = ledger_of(trained).ranks[0], follower.ledger.ranks[0]
+    assert sum(booked.seconds.values()) == pytest.approx(booked.wall)
+    for name in ("start_up", "proof"):
+        assert booked.seconds[name] == pytest.approx(whole.seconds[name], abs=0.01)
+    # The last update of the run is still under way for a follower.
+    assert 0.5 * whole.seconds["compute"] < booked.seconds["compute"]
+    assert booked.seconds["compute"] <= whole.seconds["compute"] + 1e-6
+
+
+def test_a_finished_run_says_so(trained: Path) -> None:
+    follower = Follower(trained)
+    follower.look()
+    state = state_of(follower, 0)
+    json.dumps(state, allow_nan=False)
+    assert state["head"]["state"] == "finished"
+    assert state["head"]["takes"] == []
+    assert state["progress"]["update"] == state["progress"]["updates"]
+    assert [epoch for epoch, _ in state["curves"]["test_loss"]] == [1, 2]
+
+
+def test_wishes_are_checked(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    with pytest.raises(ConfigError, match="does not take `stop` now"):
+        ask(run, STOP)
+    run.requests.mkdir()
+    (run.requests / TAKES).write_text(json.dumps([STOP, CHECKPOINT, SETTINGS, "remove"]))
+    assert taken_by(run) == (STOP, CHECKPOINT, SETTINGS)
+    ask(run, CHECKPOINT)
+    assert (run.requests / CHECKPOINT).exists()
+    for settings, reason in (
+        ({}, "no setting is given"),
+        ({"workload.model": "x"}, "cannot change while a training runs"),
+        ({"train.epochs": 0}, "train.epochs"),
+        ({"train.epochs": None}, "train.epochs"),
+        ({"train.until.accuracy": 2.0}, "train.until.accuracy"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            ask(run, SETTINGS, settings)
+    assert not (run.requests / "settings.json").exists()
+    ask(run, SETTINGS, {"train.epochs": 7, "train.until.accuracy": None})
+    assert json.loads((run.requests / "settings.json").read_text())["train.epochs"] == 7

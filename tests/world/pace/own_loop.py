@@ -1,0 +1,140 @@
+"""A loop of one's own, of whatever kind: KIND OUT [--epochs N] [--stop N] [--plain] [--shares 3,1].
+
+With --plain nothing of Paceline is in it: what one process makes of the same batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+
+KINDS = ("samples", "ignored", "sum", "accumulated", "norm", "gan", "shuffled", "own_parameter")
+
+
+class Plain:
+    """What a plain loop has instead of `Pace`."""
+
+    is_first = True
+
+    def prepare(self, *things: Any) -> Any:
+        return things
+
+    def backward(self, loss: torch.Tensor, weight: Any = None) -> None:
+        loss.backward()
+
+    def epochs(self, count: int) -> range:
+        return range(count)
+
+    def log(self, **values: Any) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+def data() -> TensorDataset:
+    """70 samples: four batches of 16, and one of 6; a third of the targets are ignored."""
+    generator = torch.Generator().manual_seed(11)
+    inputs = torch.randn(70, 6, generator=generator)
+    classes = torch.randint(0, 3, (70, 4), generator=generator)
+    classes[torch.rand(70, 4, generator=generator) < 0.3] = -100
+    return TensorDataset(inputs, classes, torch.randn(70, 4, generator=generator))
+
+
+def net(kind: str, inputs: int, outputs: int) -> nn.Module:
+    middle = [nn.BatchNorm1d(8)] if kind == "norm" else []
+    return nn.Sequential(nn.Linear(inputs, 8), *middle, nn.Tanh(), nn.Linear(8, outputs))
+
+
+def loss_of(kind: str, outputs: torch.Tensor, classes: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    scores = outputs.view(-1, 3, 4)
+    if kind == "sum":
+        return functional.cross_entropy(scores, classes, reduction="sum") / 50, "sum"
+    if kind == "ignored":
+        return functional.cross_entropy(scores, classes), (classes != -100).sum()
+    return outputs.square().mean() + (outputs[:, 0] - 1).abs().mean(), None
+
+
+def train(pace: Any, kind: str, epochs: int, stop: int | None) -> dict[str, torch.Tensor]:
+    model = net(kind, 6, 12)
+    scale = nn.Parameter(torch.ones(()))
+    mine = [*model.parameters(), *([scale] if kind == "own_parameter" else [])]
+    optimizer = torch.optim.SGD(mine, lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)
+    loader = DataLoader(data(), batch_size=16, shuffle=kind != "samples")
+    model, optimizer, scheduler, loader = pace.prepare(model, optimizer, scheduler, loader)
+    for epoch in pace.epochs(epochs):
+        for number, (inputs, classes, _) in enumerate(loader):
+            if kind != "accumulated" or number % 2 == 0:
+                optimizer.zero_grad()
+            loss, weight = loss_of(kind, model(inputs) * scale, classes)
+            pace.backward(loss, weight=weight)
+            if kind != "accumulated" or number % 2:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+            pace.log(loss=loss, weight=None if weight == "sum" else weight)
+        scheduler.step()
+        if stop == epoch + 1:
+            pace.stop()
+            if isinstance(pace, Plain):
+                break
+    return {**model.state_dict(), **({"scale": scale.detach()} if len(mine) > 4 else {})}
+
+
+def train_gan(pace: Any, epochs: int) -> dict[str, torch.Tensor]:
+    maker, judge = net("gan", 4, 6), net("gan", 6, 1)
+    of_maker = torch.optim.Adam(maker.parameters(), lr=0.01)
+    of_judge = torch.optim.Adam(judge.parameters(), lr=0.01)
+    loader = DataLoader(data(), batch_size=16, shuffle=True)
+    maker, judge, of_maker, of_judge, loader = pace.prepare(
+        maker, judge, of_maker, of_judge, loader
+    )
+    score = functional.binary_cross_entropy_with_logits
+    for _ in pace.epochs(epochs):
+        for real, _, noise in loader:
+            ones = torch.ones(len(real), 1)
+            made = maker(noise)
+            of_judge.zero_grad()
+            pace.backward(score(judge(real), ones))
+            pace.backward(score(judge(made.detach()), 0 * ones))
+            of_judge.step()
+            of_maker.zero_grad()
+            pace.backward(score(judge(made), ones))
+            of_maker.step()
+    return {
+        **{f"maker.{name}": value for name, value in maker.state_dict().items()},
+        **{f"judge.{name}": value for name, value in judge.state_dict().items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("out")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--stop", type=int)
+    parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--run")
+    parser.add_argument("--shares", type=lambda text: [float(word) for word in text.split(",")])
+    options = parser.parse_args()
+    torch.manual_seed(3)
+    pace: Any = Plain()
+    if not options.plain:
+        pace = paceline.Pace(run=options.run, shares=options.shares)
+    if options.kind == "gan":
+        found = train_gan(pace, options.epochs)
+    else:
+        found = train(pace, options.kind, options.epochs, options.stop)
+    if pace.is_first:
+        torch.save(found, options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""`paceline.Pace`: loops of one's own against plain ones in one process, whoever starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+from own_loop import KINDS  # noqa: E402
+
+from paceline.launch.checks import free_port  # noqa: E402
+
+SCRIPT = HERE / "own_loop.py"
+BESIDE = Path(sys.executable).parent
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+TOLERANCE = 3e-6
+"""Of weights around 1 after fifteen updates: sums in another order."""
+needs_mpi = pytest.mark.skipif(
+    not (BESIDE / "mpiexec").exists(), reason="no mpiexec here: pip install 'paceline[mpi]'"
+)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.world_size(2)]
+
+
+def start(folder: Path, *words: Any, env: dict[str, str] | None = None) -> str:
+    done = subprocess.run(
+        [str(word) for word in words],
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | (env or {}),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def plainly(folder: Path, kind: str, *words: str) -> dict[str, torch.Tensor]:
+    start(folder, sys.executable, SCRIPT, kind, "plain.pt", "--plain", *words)
+    found: dict[str, torch.Tensor] = torch.load(folder / "plain.pt")
+    return found
+
+
+def difference(expected: dict[str, torch.Tensor], path: Path) -> float:
+    found = torch.load(path)
+    assert found.keys() == expected.keys()
+    return max(float((found[name] - expected[name]).abs().max()) for name in expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_alone_it_is_the_plain_loop_bit_for_bit(tmp_path: Path, kind: str) -> None:
+    expected = plainly(tmp_path, kind)
+    start(tmp_path, sys.executable, SCRIPT, kind, "out.pt")
+    assert difference(expected, tmp_path / "out.pt") == 0.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_have_the_weights_of_one_process(run_cli: Cli, tmp_path: Path, kind: str) -> None:
+    expected = plainly(tmp_path, kind)
+    done = run_cli("run", "--nproc", "2", SCRIPT, kind, "out.pt", "--shares", "3,1")
+    assert done.returncode == 0, done.stderr
+    assert difference(expected, tmp_path / "out.pt") < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.world_size(4)
+@pytest.mark.parametrize("kind", KINDS)
+def test_so_do_four(run_cli: Cli, tmp_path: Path, kind: str) -> None:
+    expected = plainly(tmp_path, kind)
+    done = run_cli("run", "--nproc", "4", SCRIPT, kind, "out.pt")
+    assert done.returncode == 0, done.stderr
+    assert difference(expected, tmp_path / "out.pt") < TOLERANCE
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("kind", "ranks"),
+    [("ignored", 2), *(pytest.param(k, n, marks=pytest.mark.slow)
+                       for k, n in (("norm", 2), ("gan", 2), ("ignored", 4)))],
+)  # fmt: skip
+def test_over_mpi(tmp_path: Path, kind: str, ranks: int) -> None:
+    expected = plainly(tmp_path, kind)
+    start(
+        tmp_path, BESIDE / "mpiexec", "--allow-run-as-root", "--oversubscribe", "-n", ranks,
+        sys.executable, SCRIPT, kind, "out.pt",
+    )  # fmt: skip
+    assert difference(expected, tmp_path / "out.pt") < TOLERANCE
+
+
+def test_under_torchrun(tmp_path: Path) -> None:
+    expected = plainly(tmp_path, "ignored")
+    words = ("--nproc-per-node", "2", "--master-port", free_port(), SCRIPT)
+    start(tmp_path, BESIDE / "torchrun", *words, "ignored", "out.pt")
+    assert difference(expected, tmp_path / "out.pt") < TOLERANCE
+
+
+def test_under_srun(tmp_path: Path) -> None:
+    """What srun sets for its tasks, without Slurm."""
+    expected = plainly(tmp_path, "ignored")
+    job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2",
+           "SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": "2"}  # fmt: skip
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, SCRIPT, "ignored", "out.pt"],
+            cwd=tmp_path,
+            env=os.environ | job | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    assert [task.wait(timeout=600) for task in tasks] == [0, 0]
+    assert difference(expected, tmp_path / "out.pt") < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "norm"])
+def test_a_run_goes_on_where_it_stopped(run_cli: Cli, tmp_path: Path, kind: str) -> None:
+    expected = plainly(tmp_path, kind, "--epochs", "4")
+    for words in (("--stop", "2"), ()):  # then with another number of ranks
+        ranks = "2" if words else "1"
+        options = ("--epochs", "4", "--run", "mine", *words)
+        done = run_cli("run", "--nproc", ranks, SCRIPT, kind, "out.pt", *options)
+        assert done.returncode == 0, done.stderr
+    assert "continuing" in done.stdout
+    assert difference(expected, tmp_path / "out.pt") < TOLERANCE
+    lines = [json.loads(line) for line in (tmp_path / "mine" / "metrics.jsonl").open()]
+    assert [line["epoch"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_what_a_run_leaves_can_be_looked_at(run_cli: Cli, tmp_path: Path) -> None:
+    plain: list[float] = []
+    for ranks in ("1", "2"):
+        words = ("ignored", "out.pt", "--run", ranks)
+        done = run_cli("run", "--nproc", ranks, SCRIPT, *words)
+        assert done.returncode == 0, done.stderr
+        lines = [json.loads(line) for line in (tmp_path / ranks / "metrics.jsonl").open()]
+        plain.append(lines[-1]["train_loss"])
+        assert lines[-1]["images_per_second"] > 0
+    assert plain[0] == pytest.approx(plain[1], abs=1e-6)
+    assert plain[0] < lines[0]["train_loss"]
+    done = run_cli("report", "2")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "2" / "report.html").read_text()
+    assert "train_loss" in page or "train loss" in page.lower()
+    assert (tmp_path / "2" / "checkpoints" / "best" / "model.safetensors").exists()
+    summary = json.loads((tmp_path / "2" / "run.json").read_text())
+    assert (summary["finished"], summary["epochs"], summary["updates"]) == (True, 3, 15)
+    assert run_cli("compare", "1", "2").returncode == 0
+
+
+REFUSED = {
+    "loss.backward()": ("loss.backward()", "call pace.backward"),
+    "no weight": ("del batch; pace._working.parts.clear(); pace.backward(loss)", "say by what"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_would_be_wrong_in_silence_is_refused(run_cli: Cli, tmp_path: Path, case: str) -> None:
+    line, sentence = REFUSED[case]
+    (tmp_path / "wrong.py").write_text(
+        "import paceline, torch\n"
+        "from torch.utils.data import DataLoader, TensorDataset\n"
+        "pace = paceline.Pace()\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "loader = DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=4)\n"
+        "model, optimizer, loader = pace.prepare(model, optimizer, loader)\n"
+        "for epoch in pace.epochs(1):\n"
+        "    for batch in loader:\n"
+        "        loss = model(batch[0]).mean()\n"
+        f"        {line}\n"
+    )
+    done = run_cli("run", "--nproc", "2", "wrong.py")
+    assert done.returncode != 0
+    assert sentence in done.stderr
+
+
+def test_a_rest_that_is_too_small_is_refused_before_training(run_cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "rest.py").write_text(
+        "import paceline, torch\n"
+        "from torch.utils.data import DataLoader, TensorDataset\n"
+        "paceline.Pace().prepare(DataLoader(TensorDataset(torch.ones(9, 2)), batch_size=4))\n"
+    )
+    done = run_cli("run", "--nproc", "2", "rest.py")
+    assert done.returncode != 0
+    assert "9 samples in batches of 4 leave one of 1" in done.stderr
