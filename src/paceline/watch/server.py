@@ -21,6 +21,7 @@ from starlette.routing import Route
 from paceline.errors import ConfigError, PacelineError
 from paceline.report.page import asset
 from paceline.report.palette import LOOKS
+from paceline.schema.plain import parse_json
 from paceline.schema.requests import ask
 from paceline.serve.door import Door, loop_factory
 from paceline.serve.refusals import RefusalError
@@ -115,7 +116,7 @@ def application(watch: Watch, door: Door) -> Any:
             if len(body) > MOST_BODY:
                 raise RefusalError(413, f"a wish has at most {MOST_BODY:,} bytes")
         try:
-            settings = json.loads(body or b"{}")
+            settings = parse_json(body or b"{}")
             if not isinstance(settings, dict):
                 raise ConfigError("settings must be a table of keys")
             await watch.parts()  # how far the training is now
