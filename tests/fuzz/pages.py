@@ -153,12 +153,12 @@ def _prepare_models(folder: Path) -> None:
 
     version = folder / "models" / "digits" / "1"
     version.mkdir(parents=True)
-    model = models.build("shallow_cnn", classes=2, channels=1, image_size=8)
+    model = models.build("shallow_cnn", classes=2, channels=1, image_size=16)
     save_file(model.state_dict(), version / "model.safetensors")
     whole = _version()
     about = dataclasses.replace(
         whole,
-        signature=dataclasses.replace(whole.signature, shape=(1, 8, 8)),
+        signature=dataclasses.replace(whole.signature, shape=(1, 16, 16), pictures=None),
         network=Network(name="shallow_cnn", classes=2),
         files={"model.safetensors": sum_of(version / "model.safetensors")},
     )
@@ -207,11 +207,11 @@ REQUESTS = 20
 HANG = 25.0
 """Seconds for an answer: less than what a target has."""
 ROUTES = (
-    ("POST", "/v1/models/digits:predict", {"instances": [[[[0.0] * 8] * 8]]}),
-    ("POST", "/v1/models/digits/versions/1:classify", {"examples": [{"input": [0.0] * 64}]}),
+    ("POST", "/v1/models/digits:predict", {"instances": [[[[0.0] * 16] * 16]]}),
+    ("POST", "/v1/models/digits/versions/1:classify", {"examples": [{"input": [0.0] * 256}]}),
     ("POST", "/v2/models/digits/infer", {
         "inputs": [
-            {"name": "input", "datatype": "FP32", "shape": [1, 1, 8, 8], "data": [0.0] * 64}
+            {"name": "input", "datatype": "FP32", "shape": [1, 1, 16, 16], "data": [0.0] * 256}
         ]
     }),
     ("GET", "/v1/models/digits", {}),

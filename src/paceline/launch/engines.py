@@ -23,6 +23,7 @@ import psutil
 from paceline.config.environment import SECRET, child_environment
 from paceline.errors import UnsupportedError, UserError, unknown_name
 from paceline.schema.hosts import Host, Place
+from paceline.text import printable
 
 # name -> module:class; imported only when used
 REGISTRY: dict[str, str] = {
@@ -220,7 +221,7 @@ def tail(log: Path, lines: int = 3) -> str:
         text = log.read_text(errors="replace")
     except OSError:
         return ""
-    words = [line.strip() for line in text.splitlines() if line.strip(" -\t")]
+    words = [printable(line.strip()) for line in text.splitlines() if line.strip(" -\t")]
     return " / ".join(words[-lines:])[-600:]
 
 

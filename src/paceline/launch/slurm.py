@@ -129,7 +129,7 @@ def job_number(printed: str) -> str:
 
 def job_state(printed: str) -> str:
     """Of what `squeue --format=%T` prints: one word; "" for nothing."""
-    found = re.match(r"\s*([A-Z_]{1,40})\b", printed)
+    found = re.match(r"\s*([A-Z][A-Z_]{0,40})\b", printed)
     return found[1] if found else ""
 
 

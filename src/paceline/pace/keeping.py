@@ -248,7 +248,8 @@ def of_this_loop() -> Iterator[None]:
     except (LookupError, TypeError, ValueError, OverflowError, RuntimeError) as error:
         why = shortened(" ".join(str(error).split()))
         raise RunDirectoryError(
-            f"the checkpoint is of another loop ({why}): name another run, or continue it with the loaders, schedulers and models that it began with"
+            f"the checkpoint is of another loop ({why}): name another run, or continue it with the"
+            " loaders, schedulers and models that it began with"
         ) from error
 
 
