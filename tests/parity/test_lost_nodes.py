@@ -24,7 +24,7 @@ def lose(
     process = start(run, nodes, settings)
     try:
         kill_together(process, run, nodes, lost, **how)  # type: ignore[arg-type]
-        output = process.communicate(timeout=180)[0]
+        output = process.communicate(timeout=600)[0]
     finally:
         process.kill()
         process.wait()

@@ -30,7 +30,7 @@ SECRET = "0123456789abcdef"
 
 
 @contextlib.contextmanager
-def opened(seconds: float = 20.0) -> Iterator[tuple[SecureStore, SecureStore]]:
+def opened(seconds: float = 300.0) -> Iterator[tuple[SecureStore, SecureStore]]:
     """The first node's store, and another node's connection to it."""
     first = SecureStore("127.0.0.1", 0, SECRET, seconds=seconds, serves=True)
     other = SecureStore(*first.place, SECRET, seconds=seconds)

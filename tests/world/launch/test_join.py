@@ -92,7 +92,7 @@ def test_downpour_loses_a_worker_and_takes_another_host(
         assert done.stdout == b"host e joins as node 3\n"
         wait_for(lambda: " joined at update " in log.read_text(), process, log, 60)
         pace.unlink()
-        code = process.wait(100)
+        code = process.wait(300)
         process.close()
     text = log.read_text()
     assert code == 0, text

@@ -39,7 +39,7 @@ def test_a_host_at_a_fifth_of_a_core_is_named(make_lab: Callable[..., Lab], tmp_
             for node, name in enumerate("ab")
         ]
     try:
-        codes = [process.wait(150) for process in processes]
+        codes = [process.wait(600) for process in processes]
     finally:
         for process in processes:
             process.close()
