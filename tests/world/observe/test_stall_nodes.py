@@ -72,7 +72,7 @@ def test_a_cut_network_is_reported_before_its_deadline(
 ) -> None:
     """Nodes without a launcher: nobody else would notice."""
     lab = make_lab({"name": "a", "cores": 1.0}, {"name": "b", "cores": 1.0}, rate="1gbit")
-    folders = [write_node(tmp_path / name, 14, train__epochs=100_000) for name in "ab"]
+    folders = [write_node(tmp_path / name, 40, train__epochs=100_000) for name in "ab"]
     logs = [tmp_path / f"{name}.log" for name in "ab"]
     processes = []
     for node, (name, folder, log) in enumerate(zip("ab", folders, logs, strict=True)):
