@@ -19,7 +19,10 @@ from readers import Target, call, targets
 
 from paceline import cli
 from paceline.errors import RunDirectoryError
-from paceline.serve.door import Door
+from paceline.serve.core import Core, Limits
+from paceline.serve.door import Access, Door
+from paceline.serve.manager import Manager, Options
+from paceline.serve.routes import routes
 from paceline.watch.follow import Follower
 from paceline.watch.server import Watch, application
 
@@ -101,6 +104,15 @@ def test_a_wish_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
     status, said = asyncio.run(post())
     assert status == 400
     assert b"nested" in said
+
+
+@pytest.mark.parametrize("path", ["/v1/models/x/versions/", "/v2/models/x/versions/"])
+def test_a_version_of_thousands_of_digits_is_not_there(path: str) -> None:
+    core = Core(Manager(Options(), print), Limits(), Access(), routes)
+    headers = {"host": "localhost"}
+    status, _ = asyncio.run(asked(core, "GET", path + "9" * 5000, headers, b""))
+    core.close()
+    assert status == 404
 
 
 def test_a_summary_that_is_null_is_named(tmp_path: Path) -> None:

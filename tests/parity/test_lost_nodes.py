@@ -39,7 +39,7 @@ def lose(
     after = legs[legs.index(broken) + 1 :]
     assert after
     assert all(len(each.plan.nodes) < nodes for each in after)
-    assert output.count("training goes on with") == 1
+    assert output.count("training goes on with") == 1, output
     return output
 
 
