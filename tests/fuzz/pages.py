@@ -202,7 +202,7 @@ async def _ask_server(random: Random, models: Path) -> None:
         core.close()
 
 
-REQUESTS = 20
+REQUESTS = 60
 """That one server is asked: loading the model is most of what this costs."""
 HANG = 25.0
 """Seconds for an answer: less than what a target has."""

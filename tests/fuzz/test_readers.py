@@ -36,6 +36,7 @@ SLOW = (
     "run: runs",
     "plan cache",
     "ssh: doctor",
+    "serve: requests",
 )
 """Whole commands: some a second each."""
 
