@@ -76,7 +76,7 @@ def _prepare_watch(folder: Path) -> None:
 def _wish(random: Random, folder: Path) -> None:
     """What a browser, or a stranger's page, sends to the live page of a training."""
     from paceline.schema.requests import wished_settings
-    from paceline.serve.door import Door
+    from paceline.serve.door import Listener
     from paceline.watch.follow import Follower
     from paceline.watch.server import Watch, application
 
@@ -89,7 +89,7 @@ def _wish(random: Random, folder: Path) -> None:
         watch = Watch([follower])
         if scope["path"] == "/api/events":
             watch.closing.set()  # it would be told of what is new for ever
-        await application(watch, Door())(scope, receive, send)
+        await application(watch, Listener())(scope, receive, send)
 
     method = random.choice(("POST", "POST", "POST", "GET", "PUT"))
     work = asked(app, method, path, _damaged_headers(random, headers), body)
@@ -149,7 +149,7 @@ def _followed(random: Random, folder: Path) -> None:
 
 def _prepare_models(folder: Path) -> None:
     from paceline import models
-    from paceline.schema.version import Network
+    from paceline.schema.version import Architecture
 
     version = folder / "models" / "digits" / "1"
     version.mkdir(parents=True)
@@ -159,7 +159,7 @@ def _prepare_models(folder: Path) -> None:
     about = dataclasses.replace(
         whole,
         signature=dataclasses.replace(whole.signature, shape=(1, 16, 16), pictures=None),
-        network=Network(name="shallow_cnn", classes=2),
+        network=Architecture(name="shallow_cnn", classes=2),
         files={"model.safetensors": sum_of(version / "model.safetensors")},
     )
     write_json(version / "version.json", about)
@@ -175,12 +175,12 @@ async def _ask_server(random: Random, models: Path) -> None:
     from paceline.serve.door import Access
     from paceline.serve.manager import Manager, Options
     from paceline.serve.routes import routes
-    from paceline.serve.source import Source
+    from paceline.serve.source import ModelSource
 
     manager = Manager(Options(batch=2), lambda text: None)
     core = Core(manager, Limits(body=1 << 20, samples=64), Access(), routes)
     try:
-        await manager.follow(Source([models]).look())
+        await manager.follow(ModelSource([models]).look())
         for _ in range(REQUESTS):
             method, path, whole = random.choice(ROUTES)
             body = mutations.damaged_json(random, json.dumps(whole)) if whole else b""

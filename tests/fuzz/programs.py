@@ -116,7 +116,7 @@ def _prepare_loop(folder: Path) -> None:
 def _restore_loop(random: Random, folder: Path) -> None:
     """What a checkpoint holds of a loop, whole files with other contents."""
     from paceline.pace.keeping import KEPT
-    from paceline.train.checkpoint import Checkpoints
+    from paceline.training.checkpoint import Checkpoints
 
     before = torch.get_rng_state(), random_module.getstate()
     checkpoints = folder / "runs" / "loop" / "checkpoints"
@@ -137,10 +137,10 @@ def _restore_loop(random: Random, folder: Path) -> None:
 
 def programs() -> list[Target]:
     """All of these."""
-    from paceline.bench.exchange import Cell, Effort, Matrix, Row
-    from paceline.bench.predict import Outcome, Proof, Results
+    from paceline.bench.exchange import Cell, Effort, Matrix, TrialRow
+    from paceline.bench.predict import CaseOutcome, PredictionRun, Results
 
-    row = Row(
+    row = TrialRow(
         name="ring", seconds=1.0, low=1.0, high=1.0, images_per_second=1.0, mb_sent=1.0,
         mb_counted=1.0, packets=1.0, waiting=0.0,
     )  # fmt: skip
@@ -153,10 +153,10 @@ def programs() -> list[Target]:
             json.dumps(encode(cell), allow_nan=False)
 
     def results(path: Path) -> None:
-        proof = Proof(path, lambda text: None)
+        proof = PredictionRun(path, lambda text: None)
         json.dumps([(encode(each), each.error) for each in proof.outcomes], allow_nan=False)
 
-    outcome = Outcome(
+    outcome = CaseOutcome(
         model="m", hosts="two", cores=(1.0, 1.0), rate="1gbit", option="ring", predicted=1.0,
         measured=1.1, low=1.0, high=1.2,
     )  # fmt: skip

@@ -20,7 +20,7 @@ from readers import Target, call, targets
 from paceline import cli
 from paceline.errors import RunDirectoryError
 from paceline.serve.core import Core, Limits
-from paceline.serve.door import Access, Door
+from paceline.serve.door import Access, Listener
 from paceline.serve.manager import Manager, Options
 from paceline.serve.routes import routes
 from paceline.watch.follow import Follower
@@ -99,7 +99,7 @@ def test_a_wish_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
     headers = {"host": "localhost", "content-type": "application/json"}
 
     async def post() -> tuple[int, bytes]:
-        app = application(Watch([follower]), Door())
+        app = application(Watch([follower]), Listener())
         return await asked(app, "POST", "/api/runs/0/settings", headers, b"[" * 4000)
 
     status, said = asyncio.run(post())

@@ -27,7 +27,7 @@ from paceline.schema import Config, NodePlan, Plan, write_json
 from paceline.schema.checkpoint import fixed_settings, newest_good, other_settings
 from paceline.schema.codec import encode
 from paceline.schema.plain import checked
-from paceline.train.checkpoint import FILES, Checkpoints, Position, TrainState
+from paceline.training.checkpoint import FILES, Checkpoints, Position, TrainState
 
 OWN = ".pace"
 """Where a checkpoint has what belongs to no parameter: no parameter's name begins with a dot."""
