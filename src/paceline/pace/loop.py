@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from paceline.config.environment import given_shares
-from paceline.errors import ConfigError, UnsupportedError, UserError
+from paceline.errors import ConfigError, RunDirectoryError, UnsupportedError, UserError
 from paceline.integrations.shares import Shares, span_of
 from paceline.local.state import OwnOptimizer
 from paceline.local.steps import SUM, measured, sum_and_count
@@ -187,9 +187,33 @@ class Pace:
             )
 
     def part(self, whole: torch.Tensor, dim: int = 0) -> torch.Tensor:
-        """This rank's part of a tensor that every rank has whole: rows, or columns with dim=1."""
+        """This rank's part of a tensor that every rank has whole: rows, or columns with dim=1.
+
+        Where ranks have different numbers (each drew its own) the first one's count. Every rank
+        calls it.
+        """
+        whole = self._ranks.of_first(whole)
         begin, end = span_of(whole.shape[dim], self._shares, self.rank)
-        return whole.narrow(dim, begin, end - begin)
+        found = whole.narrow(dim, begin, end - begin)
+        # `view`, which loops over columns call, wants what it had of the whole.
+        return found.contiguous() if whole.is_contiguous() else found
+
+    def save(self, thing: Any, path: str | Path) -> None:
+        """As torch.save, by the first rank, while the others wait: then the file is there.
+
+        Every rank calls it.
+        """
+        place = Path(path)
+
+        def write() -> None:
+            partial = place.with_name(f".{place.name}.partial")
+            try:
+                torch.save(thing, partial)
+                partial.replace(place)
+            except OSError as error:
+                raise RunDirectoryError(f"cannot write {place}: {error.strerror}") from None
+
+        self._ranks.by_first(write)
 
     # --- in the loop --------------------------------------------------------------
 
@@ -253,9 +277,17 @@ class Pace:
         total, count = self._ranks.sum(self._sum_and_count(value, "mean", weight))
         return total / count if count else float("nan")
 
-    def sum(self, value: Any) -> float:
-        """A number added up over all ranks, now. Every rank calls it."""
-        return self._ranks.sum([float(value)])[0]
+    def sum(self, *values: Any) -> Any:
+        """A number, or several, added up over all ranks, now; whole numbers stay whole.
+
+        Every rank calls it.
+        """
+        sums = self._ranks.sum(float(value) for value in values)
+        found = [
+            int(total) if _is_whole(value) else total
+            for value, total in zip(values, sums, strict=True)
+        ]
+        return found[0] if len(found) == 1 else tuple(found)
 
     def _sum_and_count(self, value: Any, name: str, weight: Any) -> tuple[float, float]:
         if weight is None:
@@ -443,6 +475,12 @@ class Pace:
 NOTEWORTHY = 1.2
 """How much faster than the slowest rank the fastest must be for shares to follow: ranks of one
 machine differ by some percent from epoch to epoch."""
+
+
+def _is_whole(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not (value.is_floating_point() or value.is_complex())
+    return isinstance(value, int)
 
 
 def _elsewhere(place: str, config: Any, plan: Any) -> Keeper:
