@@ -34,6 +34,9 @@ class Source(abc.ABC):
     concurrent: bool = True
     """True: may be fetched in a background thread."""
 
+    ordered: bool = False
+    """True: numbers are places in an order of the user's own, which is not shuffled again."""
+
     processes: int = 0
     """Processes that fetch batches ahead, all workers together; 0: none but the training's own."""
 

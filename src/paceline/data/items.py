@@ -22,7 +22,7 @@ from torch.utils.data import default_collate
 from paceline.data.base import Source
 from paceline.data.samples import Samples, Stacked
 from paceline.data.splits import ITEM_STREAM
-from paceline.errors import DataError, UnsupportedError
+from paceline.errors import DataError, PacelineError, UnsupportedError
 
 REMEDY = "give a dataset with __len__ and __getitem__ that returns (input, target)"
 CHECKED = 5
@@ -109,6 +109,8 @@ class MapSource(Source):
         torch.default_generator.manual_seed(word)
         try:
             return self._dataset[index]
+        except PacelineError:
+            raise
         except (Exception, SystemExit) as error:
             raise DataError(
                 f"{self._what}: item {index} raised {type(error).__name__}: {error}; correct the"

@@ -36,6 +36,7 @@ from paceline.train.evaluate import existing, has_classes
 from paceline.train.goal import Goal, LossWatch
 from paceline.train.handover import Handover
 from paceline.train.parts import Parts
+from paceline.train.schedules import OwnSchedule
 from paceline.train.serving import make_team
 from paceline.train.signals import StopSignals
 from paceline.train.totals import added_up, agreed_names
@@ -83,6 +84,10 @@ class Continuing:
         self.losses = LossWatch()
         self.started = started
         check_model(self.strategy.model)
+        self.schedule: OwnSchedule | None = None
+        if parts.scheduler is not None:
+            weights = list(self.strategy.model.parameters())
+            self.schedule = OwnSchedule(parts.scheduler, parts.build_optimizer, weights)
         self.until: int | None = None
         """The update at which the current leg ends, if that is before the training does."""
         self.patience: float | None = None

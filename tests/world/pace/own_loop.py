@@ -22,8 +22,8 @@ from torch.utils.data import (
 import paceline
 
 KINDS = (
-    "samples", "ignored", "sum", "accumulated", "norm", "gan", "shuffled", "own_parameter", "stream",
-    "drawn",
+    "samples", "ignored", "sum", "accumulated", "norm", "gan", "shuffled", "own_parameter",
+    "stream", "drawn",
 )  # fmt: skip
 
 
