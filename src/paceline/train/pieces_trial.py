@@ -1,8 +1,8 @@
 """Whether an optimizer of the user's own treats every number by itself: tried, not asked.
 
 Ranks that share memory, stages and split layers update pieces of parameters. That is right where an
-optimizer does the same to a piece as to the whole (Adadelta, RMSprop, Adagrad, most one writes), and
-wrong where it looks at a parameter's shape, norm or neighbours (Muon, LARS, no decay on biases).
+optimizer does the same to a piece as to the whole (Adadelta, RMSprop, most that one writes), and
+wrong where it looks at a parameter's shape, norm or neighbours (Muon, LARS, decay by shape).
 """
 
 from __future__ import annotations
