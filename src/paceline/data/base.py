@@ -40,6 +40,12 @@ class Source(abc.ABC):
     processes: int = 0
     """Processes that fetch batches ahead, all workers together; 0: none but the training's own."""
 
+    may_be_copied: bool = False
+    """True: where reading is slow, other processes may read from copies (see `readers`)."""
+
+    readers: int = 0
+    """How many do, as reading has shown; None of them where `processes` says how many."""
+
     targets: np.ndarray | None = None
     """Every target in sample order, as `fetch` gives it, where known without reading samples."""
 

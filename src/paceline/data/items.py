@@ -33,6 +33,7 @@ class MapSource(Source):
     """Items of a map-style dataset, one by one; in the asking thread, as RNGs are global."""
 
     concurrent = False
+    may_be_copied = True
 
     def __init__(self, dataset: Any, *, seed: int, what: str = "data set") -> None:
         self._dataset, self._seed, self._what = dataset, seed, what

@@ -48,6 +48,7 @@ class OrderedSource(Source):
         self._source, self._ordered, self._seed, self._what = source, ordered, seed, what
         self.sample_shape, self.sample_dtype = source.sample_shape, source.sample_dtype
         self.concurrent, self.processes = source.concurrent, source.processes
+        self.may_be_copied = source.may_be_copied
         self._epoch, self._numbers = -1, np.empty(0, dtype=np.int64)
         if not np.array_equal(self._drawn(0), self._drawn(0)):
             raise DataError(
@@ -87,7 +88,7 @@ class OrderedSource(Source):
     def _of(self, epoch: int, places: np.ndarray) -> np.ndarray:
         if epoch != self._epoch:
             self._epoch, self._numbers = epoch, self._drawn(epoch)
-        return self._numbers[places]
+        return np.asarray(self._numbers[places])
 
     def fetch(
         self, indices: np.ndarray, *, epoch: int, augment: bool
@@ -174,6 +175,7 @@ class _Streaming(MapSource):
     """Reads up to the samples that are wanted; every worker reads the whole stream."""
 
     ordered = True
+    may_be_copied = False  # each copy would read all of it
     _reading_epoch: int | None = None
 
     def _drawn(self, indices: np.ndarray, epoch: int) -> list[Any]:

@@ -52,7 +52,7 @@ class Subset(Source):
         self.sample_shape = source.sample_shape
         self.sample_dtype = source.sample_dtype
         self.concurrent, self.processes = source.concurrent, source.processes
-        self.ordered = source.ordered
+        self.ordered, self.may_be_copied = source.ordered, source.may_be_copied
         if source.targets is not None:
             self.targets = source.targets[self.numbers]
 

@@ -302,8 +302,9 @@ def count_correct(outputs: Any, targets: torch.Tensor) -> float:
 @contextlib.contextmanager
 def users_code(step: Step, model: nn.Module, values: Any, count: int) -> Iterator[None]:
     """Say of an error that it came out of the model, the loss or the step, and on what."""
-    own = isinstance(step, OwnStep)
-    who = f"the step {step.name} or the model" if own else "the model or the loss"
+    who = "the model or the loss"
+    if isinstance(step, OwnStep):
+        who = f"the step {step.name} or the model"
     try:
         yield
     except Exception as error:
