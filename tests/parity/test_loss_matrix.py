@@ -57,10 +57,11 @@ def test_sums_are_exact_for_every_loss(tmp_path: Path) -> None:
 
 
 @pytest.mark.world_size(3)
-def test_servers_are_exact_for_means_over_samples(tmp_path: Path) -> None:
+def test_servers_are_exact_for_sums_and_means_over_samples(tmp_path: Path) -> None:
     kind, nodes, changes = REFUSING["parameter_server, sync"]
-    runs = [Run(kind, (*settings(task), *changes), nodes) for task in BY_SAMPLES]
-    for task, found in zip(BY_SAMPLES, train_series(tmp_path, runs), strict=True):
+    tasks = (*BY_SAMPLES, "sum")
+    runs = [Run(kind, (*settings(task), *changes), nodes) for task in tasks]
+    for task, found in zip(tasks, train_series(tmp_path, runs), strict=True):
         assert difference(task, found) <= ROUNDING, task
 
 
