@@ -3,7 +3,8 @@
 Which data sets bear that cannot be asked. A process that is forked has the files of the one before
 it at the same place, and both would move it: so each reader works on a copy, made as pickle makes
 it. What cannot be pickled (an open file, a lock, a connection) is not read by others. Classes,
-functions, tensors and arrays are not copied: a forked process has them already.
+functions, tensors and arrays are not copied: a forked process has them already. So what the user's
+functions reach by a closure or a global name must be something that could be copied, too.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import io
 import os
 import pickle
 import sys
+import sysconfig
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,10 +94,10 @@ class OnCopy:
 
 
 class _Writer(pickle.Pickler):
-    def __init__(self, text: io.BytesIO, table: list[Any]) -> None:
+    def __init__(self, text: io.BytesIO, table: list[Any], seen: set[int] | None = None) -> None:
         super().__init__(text, protocol=5)
-        self._table = table
-        self._numbers: dict[int, int] = {}
+        self._table, self._numbers = table, dict[int, int]()
+        self._seen = set() if seen is None else seen
 
     def persistent_id(self, thing: Any) -> int | None:
         if not isinstance(thing, _SHARED):
@@ -102,15 +105,56 @@ class _Writer(pickle.Pickler):
         if id(thing) not in self._numbers:
             self._numbers[id(thing)] = len(self._table)
             self._table.append(thing)
-            self._look_into(thing)
+            for held in _held_by(thing):
+                self._check(held)
         return self._numbers[id(thing)]
 
-    def _look_into(self, thing: Any) -> None:
-        """Refuse a function that holds what cannot be copied."""
-        for cell in getattr(thing, "__closure__", None) or ():
-            inner = _Writer(io.BytesIO(), [])
-            inner._numbers = dict(self._numbers)  # a function may hold itself
-            inner.dump(cell.cell_contents)
+    def _check(self, thing: Any) -> None:
+        """Refuse what is not copied itself but holds what cannot be."""
+        if id(thing) not in self._seen:  # functions call each other
+            self._seen.add(id(thing))
+            _Writer(io.BytesIO(), [], self._seen).dump(thing)
+
+
+def _held_by(thing: Any) -> Iterator[Any]:
+    """What a function or a class of the user's works on besides its arguments."""
+    if isinstance(thing, type):
+        for base in thing.__mro__:
+            for member in vars(base).values():
+                inner = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
+                if isinstance(inner, types.FunctionType):
+                    yield from _held_by(inner)
+    if not isinstance(thing, types.FunctionType) or not _is_users(thing.__code__.co_filename):
+        return
+    for cell in thing.__closure__ or ():
+        yield cell.cell_contents
+    yield from thing.__defaults__ or ()
+    names = set(_names_in(thing.__code__))
+    for name in names & thing.__globals__.keys():
+        found = thing.__globals__[name]
+        if isinstance(
+            found, types.ModuleType
+        ):  # module.file, as an attribute of a module beside it
+            users = _is_users(getattr(found, "__file__", None) or "")
+            yield from (vars(found)[n] for n in names & vars(found).keys() if users)
+        else:
+            yield found
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_in(constant)
+
+
+def _is_users(file: str) -> bool:
+    """Whether code is neither Python's own nor of an installed package."""
+    installed = {
+        sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")
+    }
+    places = (*installed, str(Path(__file__).parents[1]), "<frozen")
+    return bool(file) and not file.startswith(places)
 
 
 class _Reader(pickle.Unpickler):

@@ -121,6 +121,29 @@ def test_neither_is_a_function_that_holds_an_open_file(tmp_path: Path) -> None:
     assert who == {os.getpid()}
 
 
+FILE: Any = None
+
+
+class Global(Items):
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        return super().__getitem__(int(self.place(number)))
+
+    @staticmethod
+    def place(number: int) -> int:
+        return (lambda: number if FILE is None else FILE.tell() * 0 + number)()
+
+
+def test_nor_one_that_reaches_an_open_file_by_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, who = read(feed_of(Global(0.01)))
+    assert len(who) > 1
+    with (tmp_path / "file").open("w") as file:
+        monkeypatch.setitem(globals(), "FILE", file)
+        _, who = read(feed_of(Global(0.01)))
+    assert who == {os.getpid()}
+
+
 def test_errors_of_readers_name_the_item() -> None:
     class Broken(Items):
         def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
