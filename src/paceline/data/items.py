@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,25 @@ from paceline.errors import DataError, PacelineError, UnsupportedError
 REMEDY = "give a dataset with __len__ and __getitem__ that returns (input, target)"
 CHECKED = 5
 """Samples, spread over a dataset, whose targets must be as it lists them to be believed."""
+
+
+@contextlib.contextmanager
+def random_kept() -> Iterator[None]:
+    """Global random numbers go on afterwards as if nothing had been drawn."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+def seed_all(word: int) -> None:
+    """Of torch, numpy and Python."""
+    random.seed(word)
+    np.random.seed(word)
+    torch.default_generator.manual_seed(word)
 
 
 class MapSource(Source):
@@ -93,21 +112,12 @@ class MapSource(Source):
 
     def _drawn(self, indices: np.ndarray, epoch: int) -> list[Any]:
         """The items, each with random numbers of its own."""
-        with self._lock:
-            states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-            try:
-                return [self._item(index, epoch) for index in np.asarray(indices).tolist()]
-            finally:
-                random.setstate(states[0])
-                np.random.set_state(states[1])
-                torch.set_rng_state(states[2])
+        with self._lock, random_kept():
+            return [self._item(index, epoch) for index in np.asarray(indices).tolist()]
 
     def _item(self, index: int, epoch: int) -> Any:
         sequence = np.random.SeedSequence([self._seed, ITEM_STREAM, epoch, index])
-        word = int(sequence.generate_state(1)[0])
-        random.seed(word)
-        np.random.seed(word)
-        torch.default_generator.manual_seed(word)
+        seed_all(int(sequence.generate_state(1)[0]))
         try:
             return self._dataset[index]
         except PacelineError:

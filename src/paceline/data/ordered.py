@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 
 from paceline.data.base import Source
-from paceline.data.items import CollatedSource, MapSource
+from paceline.data.items import CollatedSource, MapSource, random_kept, seed_all
 from paceline.data.splits import ORDER_STREAM
 from paceline.errors import DataError
 
@@ -68,7 +67,8 @@ class OrderedSource(Source):
     def _drawn(self, epoch: int) -> np.ndarray:
         sampler, count = self._ordered.sampler, self._ordered.count
         word = int(np.random.SeedSequence([self._seed, ORDER_STREAM, epoch]).generate_state(1)[0])
-        with seeded(word), _own_generator(sampler, word):
+        with random_kept(), _own_generator(sampler, word):
+            seed_all(word)
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
             numbers = np.array([int(number) for number in sampler], dtype=np.int64)
@@ -103,21 +103,6 @@ class OrderedSource(Source):
 
     def close(self) -> None:
         self._source.close()
-
-
-@contextlib.contextmanager
-def seeded(word: int) -> Iterator[None]:
-    """Global random numbers from a seed; afterwards as they were."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    random.seed(word)
-    np.random.seed(word)
-    torch.default_generator.manual_seed(word)
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
 
 
 @contextlib.contextmanager

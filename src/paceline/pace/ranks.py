@@ -62,7 +62,7 @@ class Ranks:
         """The first rank's tensor on every rank; it only travels where they differ."""
         if self.size == 1:
             return tensor
-        plain = tensor.detach().contiguous()
+        plain = tensor.detach().cpu().contiguous()
         content: Any = plain.reshape(-1).view(torch.uint8).numpy()
         mine = [str(plain.dtype), list(plain.shape), hashlib.sha256(content).hexdigest()]
         found = self.gather(mine)
@@ -75,7 +75,7 @@ class Ranks:
             return tensor
         copy = plain.clone()
         dist.broadcast(copy, 0)
-        return copy
+        return copy.to(tensor.device)
 
     def spread_bytes(self, content: bytes) -> bytes:
         """The first rank's bytes, on every rank."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.data.ordered import seeded
+from paceline.data.items import random_kept, seed_all
 from paceline.local.base import OptimizerFactory
 from paceline.local.pieces import COUNTER
 from paceline.local.state import WHOLE, OwnOptimizer
@@ -25,7 +25,8 @@ UPDATES = 4
 def acts_on_pieces(build: OptimizerFactory) -> bool:
     """True where pieces of parameters end as the same pieces of whole ones, and nothing is kept
     that belongs to no number of a parameter."""
-    with contextlib.suppress(Exception), seeded(0):  # whatever it raises: it gets whole parameters
+    with contextlib.suppress(Exception), random_kept():  # if it raises, it gets whole parameters
+        seed_all(0)
         return _agree(build)
     return False
 
