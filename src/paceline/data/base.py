@@ -44,7 +44,7 @@ class Source(abc.ABC):
     """True: where reading is slow, other processes may read from copies (see `readers`)."""
 
     readers: int = 0
-    """How many do, as reading has shown; None of them where `processes` says how many."""
+    """How many do, as reading has shown, where `processes` does not say it."""
 
     targets: np.ndarray | None = None
     """Every target in sample order, as `fetch` gives it, where known without reading samples."""

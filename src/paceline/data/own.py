@@ -169,7 +169,9 @@ def _call(function: Callable[..., Any], request: DataRequest, name: str) -> Any:
 def _split(made: Any, request: DataRequest, name: str) -> Dataset:
     """One dataset, a part of which is held back for testing."""
     if isinstance(made, Ordered | IterableDataset):
-        what = "a stream" if isinstance(made, IterableDataset) else "given with a sampler"
+        what = "a stream"
+        if isinstance(made, Ordered):
+            what = "given with an order of its own (a sampler, or drop_last)"
         raise DataError(
             f"data {name!r} is {what}, of which no part can be held back for testing: give a pair"
             " (train, test)"
