@@ -33,6 +33,11 @@ class Ordered:
     count: int
     """Samples of an epoch that are used: fewer than the sampler draws where the last are left."""
 
+    @property
+    def described_as(self) -> Any:
+        """By what a run knows it."""
+        return self.dataset
+
 
 class OrderedSource(Source):
     """Samples of another source in the order in which a sampler of the user's own draws them.
