@@ -24,14 +24,14 @@ from paceline.schema.checkpoint import (
     with_lengths,
 )
 from paceline.schema.codec import decode, encode
-from paceline.workflow.training import HostsRequest, Result, Start, run_training, summary_of
+from paceline.workflow.training import HostsRequest, Result, TrainingStart, run_training, summary_of
 
 if TYPE_CHECKING:
     from paceline.schema.legs import Leg
-    from paceline.train.given import Given
+    from paceline.training.given import Given
 
 __all__ = [
-    "HostsRequest", "Result", "Start", "Workload", "begin", "evaluate", "legs_beside",
+    "HostsRequest", "Result", "TrainingStart", "Workload", "begin", "evaluate", "legs_beside",
     "plan_beside", "race", "resolve", "run_training", "summary_of", "train",
 ]  # fmt: skip
 
@@ -107,7 +107,7 @@ def train(
         config, run=where, resume=resume, given=given, elsewhere=request is not None, say=say
     )
     result = run_training(
-        Start(
+        TrainingStart(
             config=config,
             run=directory,
             plan=plan,
@@ -143,7 +143,7 @@ def _hosts_request(hosts: str | None, config: Config, given: Given | None) -> Ho
     if hosts is None:
         return None
     from paceline.config.hosts import find_hosts
-    from paceline.train.given import refuse_other_hosts
+    from paceline.training.given import refuse_other_hosts
 
     refuse_other_hosts(config, given)
     return HostsRequest(hosts=find_hosts(hosts))
@@ -151,7 +151,7 @@ def _hosts_request(hosts: str | None, config: Config, given: Given | None) -> Ho
 
 def _names_and_objects(workload: Workload) -> tuple[dict[str, Any], Given | None]:
     """Settings for what is to be trained, and the objects that have no name to be found by."""
-    from paceline.train.given import KEYS, Given
+    from paceline.training.given import KEYS, Given
 
     workload, order = _without_loaders(workload)
     names: dict[str, Any] = {
@@ -242,7 +242,7 @@ def begin(
     `changes` are settings (as "key=value") of a run to be continued, where `config` is None.
     `elsewhere`: hosts may have kept checkpoints that are not here, and are asked later.
     """
-    from paceline.train.given import refuse_without_objects
+    from paceline.training.given import refuse_without_objects
 
     opened = open_run(run or Path("runs/latest")) if resume else None
     config = resolve(_continued(opened, config, changes) if opened else config or load_config())

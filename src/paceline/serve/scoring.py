@@ -12,9 +12,9 @@ import torch
 from paceline.data.feed import evaluation_batches
 from paceline.local.base import StepResult
 from paceline.serve.trained import BATCH, Weights, open_trained
-from paceline.train.given import Given, refuse_without_objects
-from paceline.train.parts import make_parts
-from paceline.train.totals import means_of
+from paceline.training.given import Given, refuse_without_objects
+from paceline.training.parts import make_parts
+from paceline.training.totals import means_of
 
 
 def score(path: Path, given: Given | None, *, data: Any, weights: Weights) -> dict[str, float]:
