@@ -52,18 +52,19 @@ def command(
 
     Measures this machine (or takes machines.json), says what one more machine brings,
     where it stops paying and what it costs, and then predicts images/s, speedup, time
-    and cost for every exchange. Nothing is trained.
+    and cost for every exchange that `train` may choose. Nothing is trained.
 
     \b
     paceline forecast my.toml --link 1Gbit/s,0.2ms --price 900 --currency EUR
     paceline forecast my.toml --nodes 1,2,4,...,64 --link 1Gbit/s,0.2ms --price 0.4/h
     paceline forecast my.toml --nodes 2 --link 1Gbit/s,0.2ms --mix 1,1/21
     """
+    from paceline.config import load_config
     from paceline.errors import ConfigError
     from paceline.plan.answer import Question
     from paceline.plan.ask import currency_from, link_from, node_counts, price_from, speeds
     from paceline.plan.predict import predict
-    from paceline.schema import encode
+    from paceline.schema import ExchangeSettings, encode
     from paceline.workflow.calibration import calibration
 
     counts, mixture = node_counts(nodes), speeds(mix)
@@ -75,6 +76,7 @@ def command(
             f"{wanted}: give --link RATE,LATENCY such as 1Gbit/s,0.2ms, or --machines machines.json"
         )
     found, cached = _machines(config, changes, data_root, machines, again=again, quiet=as_json)
+    asked = load_config(config, changes).exchange if config or changes else ExchangeSettings()
     host = found.host(like) if like is not None else found.hosts[0]
     question = Question(
         nodes=counts,
@@ -83,6 +85,7 @@ def command(
         price=hourly,
         purchase=purchase,
         currency=currency_from(currency),
+        exchange=asked,
     )
     prediction = predict(host, found.workload, question, calibration())
     if as_json:

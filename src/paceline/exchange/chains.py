@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from paceline.cost.split import Chain, LinearLayer
+from paceline.cost.split import Chain
 from paceline.exchange.splittable import Seen, Trial, is_chain, is_elementwise, look_at
+from paceline.schema.machines import LinearLayer
 
 
 def find_chains(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import LostError, PacelineError, ProofError
 from paceline.plan.pilot import Decision, learned
-from paceline.plan.teams import HIDDEN, Way, labels
+from paceline.plan.teams import Way, cost_of_way, labels, seconds_of_way
 from paceline.schema import write_json
 from paceline.schema.legs import Leg
 from paceline.text import rate
@@ -251,7 +251,7 @@ class HostsTraining(LegTraining):
             return
         self._left_out = decision.name
         ways = [way for way, _ in map(crewed.entry, self.plans) if set(way.members) >= set(wanted)]
-        way = min(ways, key=crewed.expected_without_trial)
+        way = min(ways, key=lambda way: seconds_of_way(way, crewed.seen))
         self._home.view.say(left_out_sentence(crewed, way, out, last))
 
 
@@ -259,18 +259,16 @@ def left_out_sentence(crewed: Crewed, way: Way, out: Sequence[str], leg: Leg) ->
     """Who stands by, what training would be like with them, and why."""
     seen, batch = crewed.seen, crewed.batch
     tried = way.name in seen.measured
-    with_them = batch / crewed.expected_without_trial(way)
+    with_them = batch / seconds_of_way(way, seen)
     without = batch / (leg.update_seconds or 1.0)
-    computing = batch / sum(seen.speeds[member] for member in way.members)
-    cause = "there is too little for each to compute"
-    if not way.split:
-        sent = way.bytes_sent(seen, {})
-        if sent / seen.wire > HIDDEN * computing:
-            cause = f"{sent / 1e6:.3g} MB per update over {8 * seen.wire / 1e6:,.0f} Mbit/s"
+    cost, carried = cost_of_way(way, seen), 8 * seen.wire.both / 1e6
+    why = "there is too little for each to compute"
+    if cost.exposed > cost.waiting:
+        why = f"{cost.bytes_sent / 1e6:.3g} MB per update over {carried:,.0f} Mbit/s"
     names = " and ".join([", ".join(out[:-1])] * (len(out) > 1) + [out[-1]])
     one = len(out) == 1
     expected = "" if tried else " expected"
     return (
         f"{names} {'was' if one else 'were'} left out: with {'it' if one else 'them'}"
-        f" {rate(with_them)} images/s{expected}, without {rate(without)}, because {cause}"
+        f" {rate(with_them)} images/s{expected}, without {rate(without)}, because {why}"
     )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.launch.session import Session
     from paceline.schema.hosts import Hosts, Place
 
-_VERSION = 2
+_VERSION = 3
 
 
 def place_name(place: Place) -> str:

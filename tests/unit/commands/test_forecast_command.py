@@ -82,7 +82,7 @@ def test_a_table_and_a_verdict(stored: Path) -> None:
     assert "\nworth it: 2 nodes with " in text
     assert "break-even: 2 nodes" in text
     assert "cost/epoch" in text
-    assert "~ averaging every 16" in text
+    assert "reduce_broadcast" in text
 
 
 def test_machines_that_are_bought(stored: Path) -> None:
