@@ -33,6 +33,8 @@ class Faulty(nn.Module):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.fault == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
+        if self.fault == "memory":
+            torch.empty(2**47)  # 512 TiB: more than an address has room for
         if self.fault == "hang":
             time.sleep(3600)
 

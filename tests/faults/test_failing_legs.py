@@ -22,6 +22,7 @@ FAULTS = {
     "exit": "exited with code 3",
     "kill": "was killed by SIGKILL",
     "hang": "it hangs or is far slower",
+    "memory": "can't allocate memory",
 }
 
 
