@@ -158,7 +158,7 @@ def _after_trial(known: Knowledge, last: Leg) -> Decision:
     if found is None or found.is_obvious or (found.is_slower and found.pairs):
         faster = found is not None and found.is_faster
         return _onward(known, last.name if faster else last.best)
-    updates = _timed_updates(known, last.best)
+    updates = timed_updates(known, last.best)
     left = known.updates - known.position
     if left < updates:
         return _onward(known, last.name if found.is_faster else last.best)
@@ -226,14 +226,14 @@ def _trial(known: Knowledge, name: str, best: str, reason: str) -> Decision:
     left = known.updates - known.position
     return Decision(
         name=name,
-        updates=min(left, _timed_updates(known, best)),
+        updates=min(left, timed_updates(known, best)),
         role="trial",
         best=best,
         reason=reason,
     )
 
 
-def _timed_updates(known: Knowledge, best: str) -> int:
+def timed_updates(known: Knowledge, best: str) -> int:
     """Updates that take about as long as a trial is to be timed; of long ones the fewest."""
     pace = seconds_of(known.legs, best)
     return FEWEST + (math.ceil(TRIAL_SECONDS / pace) if pace < TRIAL_SECONDS else 0)
@@ -252,7 +252,7 @@ def _worth_trying(known: Knowledge, best: str) -> list[Option]:
         if option.name in tried:
             continue
         ratio = expected(known, option, best)
-        gain = (1 - ratio) * pace * (left - _timed_updates(known, best))
+        gain = (1 - ratio) * pace * (left - timed_updates(known, best))
         cost = _trial_cost(known, option, best, ratio)
         if gain > cost and cost <= room:
             found.append((gain - cost, option))
@@ -264,7 +264,7 @@ def _trial_cost(known: Knowledge, option: Option, best: str, ratio: float) -> fl
     pace = seconds_of(known.legs, best)
     setup = option.setup_seconds or _setup_seconds(known, option)
     starting = known.rank_seconds if option.ranks > known.ready else 0.0
-    slower = max(0.0, ratio - 1) * pace * _timed_updates(known, best)
+    slower = max(0.0, ratio - 1) * pace * timed_updates(known, best)
     # The best plan is kept as it is meanwhile: going back to it costs next to nothing.
     return starting + setup + slower
 

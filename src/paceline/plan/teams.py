@@ -10,6 +10,7 @@ Nothing but the order of trials follows from it: each is tried before it is used
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -186,9 +187,21 @@ def cost_of_way(way: Way, seen: Seen) -> StepCost:
     return price(seen.terms(way.members), way.exchange, bucket_bytes=bucket)
 
 
-def seconds_of_way(way: Way, seen: Seen) -> float:
-    """Seconds of an update: as it was last timed, or else as it is expected."""
-    return seen.measured.get(way.name) or cost_of_way(way, seen).seconds
+def seconds_of_way(way: Way, seen: Seen, alike: Sequence[Way] = ()) -> float:
+    """Seconds of an update: as it was last timed, or else as it is expected.
+
+    Where the same nodes were timed in another way, only the difference of the prices counts: what
+    one way took longer than its price, the others will too.
+    """
+    if way.name in seen.measured:
+        return seen.measured[way.name]
+    cost = cost_of_way(way, seen).seconds
+    ratios = [
+        seen.measured[other.name] / cost_of_way(other, seen).seconds
+        for other in alike
+        if other.members == way.members and other.name in seen.measured
+    ]
+    return cost * statistics.median(ratios) if ratios else cost
 
 
 def rate_between(way: Way, seen: Seen, seconds: float) -> float:
@@ -232,8 +245,9 @@ def options_over(
     """
     allowed = {config.numerics.precision, *(config.numerics.allow if rounds else ())}
     found = []
-    for way in ways(config, everyone, seen, writers=writers):
-        seconds, setup = seconds_of_way(way, seen), setup_of_way(way, seen)
+    every = ways(config, everyone, seen, writers=writers)
+    for way in every:
+        seconds, setup = seconds_of_way(way, seen, every), setup_of_way(way, seen)
         for precision, memory_format in variants(config.numerics, images=images):
             if precision == "bf16" and precision not in allowed:
                 continue

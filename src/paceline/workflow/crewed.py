@@ -48,7 +48,7 @@ class Crewed:
         self._said: dict[int, float] = {}
         """What nodes have said of their speed; 0 where they could not tell."""
         self._given: set[str] = set()
-        """Plans whose shares come from a training before."""
+        """Plans whose shares do not follow from speeds: of a training before, or of their legs."""
         self._entries: dict[str, Entry] = {}
         self.plans: dict[str, Plan] = {}
         self._has_looked = False
@@ -255,8 +255,17 @@ class Crewed:
         runner.open_seconds = self.home.open_seconds
         return runner
 
-    def learn(self, leg: Leg, went: Went, factors: dict[str, float]) -> None:
-        """What a leg has shown of the nodes and of the network."""
+    def settle(self, name: str, plan: Plan) -> None:
+        """From now on this is the plan of an option: its shares are those that its legs showed."""
+        self.plans[name] = plan
+        self._given.add(name)
+
+    def learn(self, leg: Leg, went: Went, factors: dict[str, float], *, is_fair: bool) -> None:
+        """What a leg has shown of the nodes and of the network.
+
+        Where it was not fair, nodes have other speeds than was known: its own time says little, and
+        so do those of all teams.
+        """
         if not leg.update_seconds or leg.name not in self._entries:
             return
         way, _ = self._entries[leg.name]
@@ -265,6 +274,9 @@ class Crewed:
         for trait in leg.name.removeprefix(way.name).split(", "):
             extra *= factors.get(trait, 1.0)
         measured = {**seen.measured, way.name: seconds / extra}
+        if not is_fair:
+            alone = {way.name for way, _ in self._entries.values() if len(way.members) == 1}
+            measured = {name: took for name, took in seen.measured.items() if name in alone}
         setups = dict(seen.setups)
         if leg.role == "trial":
             setups[way.name] = leg.setup_seconds
@@ -283,7 +295,8 @@ class Crewed:
                 if share > 0 and middle > 0:
                     self._timed.add(member)
                     speeds[member] = share / sum(shares) * self.batch / middle
-            seen = self._with_rate(seen, way, seconds, is_hidden=seconds < 1.1 * max(middles))
+            if is_fair:
+                seen = self._with_rate(seen, way, seconds, is_hidden=seconds < 1.1 * max(middles))
         self.seen = dataclasses.replace(
             seen, nodes=tuple(map(at_speed, speeds)), measured=measured, setups=setups
         )

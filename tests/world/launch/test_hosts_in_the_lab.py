@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -75,7 +76,7 @@ def test_hosts_train_together(
 
 def wait_for(text: str, process: LabProcess, log: Path, seconds: float = 300.0) -> None:
     end = time.monotonic() + seconds
-    while text not in log.read_text():
+    while not re.search(text, log.read_text()):
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < end, log.read_text()
         time.sleep(0.05)
@@ -167,7 +168,7 @@ def test_shares_follow_a_host_that_slows_down(make_lab: MakeLab, tmp_path: Path)
         wait_for("from here with a and b", process, log)
         slowed = time.time()
         lab.slow("b", 0.25)
-        wait_for("shares follow the measured speeds: a 8", process, log)
+        wait_for(r"shares follow the measured speeds: a [78]\d", process, log)
         process.terminate()
         process.wait(120)
         process.close()
