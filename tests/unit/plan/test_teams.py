@@ -156,6 +156,23 @@ def test_what_was_timed_replaces_what_was_expected() -> None:
     assert expected(known, slow, "a alone") == pytest.approx(2.0)
 
 
+def test_what_one_way_took_longer_than_its_price_the_others_will_too() -> None:
+    """Exchanges of the same price are not worth a trial because the tried one was dearer."""
+    plain = options_over(Config(), ABC, SEEN, images=False)
+    price = next(
+        option.factors["a, b and c"] for option, _, _ in plain if option.name == "a, b and c"
+    )
+    seen = dataclasses.replace(SEEN, measured={"a, b and c": 1.5 * price})
+    found = {
+        option.name: option.factors
+        for option, _, _ in options_over(Config(), ABC, seen, images=False)
+    }
+    before = {option.name: option.factors for option, _, _ in plain}
+    ring, other = "a, b and c, ring", "a and b, ring"
+    assert found[ring][ring] == pytest.approx(1.5 * before[ring][ring])
+    assert found[other] == before[other]  # of other nodes it says nothing
+
+
 def test_the_plan_of_a_way_has_its_nodes_and_shares_by_speed() -> None:
     way = Way(members=(0, 2), exchange=Exchange(kind="ring"))
     plan = plan_of_way(ABC, way, ("fp32", "contiguous"), speeds=[1.0, 5.0, 3.0])
