@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from paceline.plan.answer import Prediction, Row
-    from paceline.schema import Config
     from paceline.schema.machines import Link, Machines
 
 
@@ -121,6 +119,7 @@ def _machines(
     from paceline.errors import ConfigError
     from paceline.schema import read_json
     from paceline.schema.machines import Machines
+    from paceline.workflow.machines import with_settings
 
     if data_root is not None:
         changes = (*changes, f"data.root={json.dumps(str(data_root))}")
@@ -130,24 +129,15 @@ def _machines(
             raise ConfigError(f"{stored} has no hosts: measure at least one")
         if config is None and not changes:
             return found, True
-        return _with_settings(found, load_config(config, changes)), True
+        named = config is not None or any(
+            change.startswith(("workload.model", "workload.data")) for change in changes
+        )
+        return with_settings(found, load_config(config, changes), same_workload=named), True
     from paceline.api import resolve
     from paceline.workflow.machines import measure_this
 
     settings = resolve(load_config(config, changes))
     return measure_this(settings, again=again, quiet=quiet, say=click.echo)
-
-
-def _with_settings(found: Machines, config: Config) -> Machines:
-    work = config.workload
-    facts = dataclasses.replace(
-        found.workload,
-        batch_size=work.global_batch(1),
-        batch_per_worker=work.batch_per_worker,
-        epochs=config.train.epochs,
-        steps=config.train.steps,
-    )
-    return dataclasses.replace(found, workload=facts)
 
 
 def _worst_link(found: Machines) -> Link:

@@ -127,6 +127,7 @@ def test_what_is_missing_is_said(stored: Path, tmp_path: Path) -> None:
         (["--nodes", "2"], "--link is missing"),
         (["--link", "1Gbit/s,1ms", "--like", "a"], "--like needs --machines"),
         (["--machines", stored, "--like", "b"], "has: a, slow"),
+        (["--machines", stored, "--set", "workload.model=vgg16"], "were measured for test"),
     ):
         with pytest.raises(ConfigError, match=rule):
             run(*arguments)
