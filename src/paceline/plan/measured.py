@@ -14,7 +14,6 @@ from paceline.cost.compute import host_curve
 from paceline.cost.exchanges import Exchange, Kind
 from paceline.cost.model import host_model
 from paceline.cost.network import slowest_wire
-from paceline.cost.overlap import BUCKET
 from paceline.cost.step import Member, StepCost
 from paceline.errors import ConfigError, StrategyError
 from paceline.plan.candidates import MemoryFormat, Precision
@@ -96,6 +95,7 @@ def seen_of(
         model=host_model(_fastest(machines), machines.workload),
         chains=machines.workload.chains,
         batch=batch,
+        bucket_bytes=config.exchange.bucket_mb * 2**20,
         factors=factors,
     )
 
@@ -204,7 +204,6 @@ def plan_of_choice(everyone: Plan, chosen: Considered, factors: Factors) -> Plan
     gain = "one machine alone" if len(working) == 1 else f"{priced.speedup:.2f}x the fastest alone"
     return dataclasses.replace(
         plan,
-        bucket_mb=(way.bucket_mb or BUCKET / 2**20) if len(working) > 1 else None,
         reason=f"{chosen.name}: {cost.seconds:.3g} s per update, {gain}",
         predicted={
             "images_per_second": cost.images_per_second,

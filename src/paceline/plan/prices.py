@@ -156,15 +156,15 @@ def factor_of(factors: Factors, exchange: Exchange, nodes: int) -> float:
     return factors.get(name, factors.get("alone", 1.0))
 
 
-def best_bucket(terms: Terms, exchange: Exchange, usual: float = BUCKET) -> float | None:
+def best_bucket(terms: Terms, exchange: Exchange) -> float | None:
     """Another size of buckets that makes an all-reduce clearly faster; None where there is none."""
     if exchange.kind != "allreduce" or terms.nodes < 2:
         return None
     seconds = {
-        size: price(terms, exchange, bucket_bytes=size).seconds for size in (usual, *BUCKETS)
+        size: price(terms, exchange, bucket_bytes=size).seconds for size in (BUCKET, *BUCKETS)
     }
-    quickest = min(BUCKETS, key=lambda size: seconds[size])
-    return quickest if seconds[quickest] < (1 - SAME) * seconds[usual] else None
+    least = min(BUCKETS, key=lambda size: seconds[size])
+    return least if seconds[least] < (1 - SAME) * seconds[BUCKET] else None
 
 
 Entry = TypeVar("Entry")

@@ -25,7 +25,7 @@ from paceline.plan.candidates import MemoryFormat, Precision, variants
 from paceline.plan.hopes import HOPES
 from paceline.plan.pilot import Option
 from paceline.plan.prices import Factors, Terms, best_bucket, exchanges, price
-from paceline.schema import Config, Plan
+from paceline.schema import Config, ExchangeSettings, Plan
 
 PROOF_UPDATES = 3
 """Updates on a copy before a plan's first leg: two for the weights, one for BatchNorm."""
@@ -49,6 +49,8 @@ class Seen:
     chains: tuple[Chain, ...] = ()
     """Linear layers that may be split, where that is known."""
     batch: int
+    bucket_bytes: float = BUCKET
+    """Size of buckets where a way says nothing else."""
     state: float = 0.0
     """Bytes that pass from leg to leg: weights and the optimizer's state."""
     setup: float = 0.0
@@ -129,13 +131,13 @@ def ways(config: Config, everyone: Plan, seen: Seen, *, writers: Sequence[int] =
 
     `writers`: see `teams`.
     """
-    usual = config.exchange.bucket_mb * 2**20
+    is_open = config.exchange.bucket_mb == ExchangeSettings().bucket_mb
     found = []
     for members in teams(seen.speeds, [node.share for node in everyone.nodes], writers):
         team, terms = team_name(everyone, members), seen.terms(members)
         for exchange in exchanges(config.exchange, terms):
             sizes: list[float | None] = [None]
-            if usual == BUCKET and (size := best_bucket(terms, exchange)) is not None:
+            if is_open and (size := best_bucket(terms, exchange)) is not None:
                 sizes.append(size / 2**20)
             for bucket_mb in sizes:
                 name = _way_name(team, exchange, bucket_mb)
@@ -183,7 +185,7 @@ def teams(
 
 def cost_of_way(way: Way, seen: Seen) -> StepCost:
     """What an update is expected to cost, by its parts."""
-    bucket = BUCKET if way.bucket_mb is None else way.bucket_mb * 2**20
+    bucket = seen.bucket_bytes if way.bucket_mb is None else way.bucket_mb * 2**20
     return price(seen.terms(way.members), way.exchange, bucket_bytes=bucket)
 
 

@@ -62,6 +62,7 @@ class Crewed:
             wire=probe(node.network),
             model=model,
             batch=everyone.batch_size,
+            bucket_bytes=home.config.exchange.bucket_mb * 2**20,
             state=3.0 * model.parameter_bytes,
             setup=0.0,  # until the first plan is built
             factors=calibration(),
