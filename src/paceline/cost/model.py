@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.errors import ConfigError
-from paceline.schema.machines import Host, WorkloadFacts
+from paceline.schema.machines import MeasuredHost, WorkloadFacts
 
 LOOKS_ACROSS = "BatchNorm"
 """How the kinds of layers begin whose forward pass needs sums over the whole batch."""
@@ -82,7 +82,7 @@ def model_cost(layers: Sequence[LayerCost]) -> ModelCost:
     return ModelCost(tuple(found))
 
 
-def host_model(host: Host, facts: WorkloadFacts) -> ModelCost:
+def host_model(host: MeasuredHost, facts: WorkloadFacts) -> ModelCost:
     """The model as a host's per-layer profile describes it."""
     if not host.layers:
         raise ConfigError(f"host {host.name!r} has no per-layer profile: measure it again")

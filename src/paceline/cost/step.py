@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from paceline.cost.compute import Portion, UpdateCurve, expected_maximum, shares
 from paceline.cost.exchanges import (
     OVERLAPPING,
-    Exchange,
+    ExchangeCost,
     agreement_bytes,
     agreement_seconds,
     queueing_rates,
@@ -20,13 +20,13 @@ from paceline.cost.exchanges import (
     way_seconds,
 )
 from paceline.cost.model import ModelCost
-from paceline.cost.network import Wire, allreduce_bytes, allreduce_seconds
 from paceline.cost.overlap import BUCKET, buckets, exposed_seconds
 from paceline.cost.split import Split
+from paceline.cost.transfer import Wire, allreduce_bytes, allreduce_seconds
 
 
 @dataclass(frozen=True)
-class Member:
+class TeamMember:
     """`count` equal nodes of a team."""
 
     curve: UpdateCurve
@@ -71,14 +71,14 @@ class StepCost:
 
 
 def step_cost(
-    team: Sequence[Member],
+    team: Sequence[TeamMember],
     wire: Wire,
     model: ModelCost,
-    exchange: Exchange,
+    exchange: ExchangeCost,
     batch: int,
     *,
     bucket_bytes: float = BUCKET,
-    serving: Member | None = None,
+    serving: TeamMember | None = None,
 ) -> StepCost:
     """The cost of one update of `batch` samples by a team.
 
@@ -128,9 +128,9 @@ def step_cost(
 
 
 def _times(
-    team: Sequence[Member],
+    team: Sequence[TeamMember],
     model: ModelCost,
-    exchange: Exchange,
+    exchange: ExchangeCost,
     portions: Sequence[Portion],
 ) -> list[float]:
     """Seconds of computing per portion.
@@ -161,7 +161,11 @@ def optimizer_seconds(model: ModelCost, copying: float) -> float:
 
 
 def handling_seconds(
-    team: Sequence[Member], serving: Member, model: ModelCost, exchange: Exchange, workers: int
+    team: Sequence[TeamMember],
+    serving: TeamMember,
+    model: ModelCost,
+    exchange: ExchangeCost,
+    workers: int,
 ) -> float:
     """What workers and servers do with n bytes between computing and the wire.
 
@@ -179,10 +183,10 @@ def handling_seconds(
 
 
 def _communication(
-    team: Sequence[Member],
+    team: Sequence[TeamMember],
     wire: Wire,
     model: ModelCost,
-    exchange: Exchange,
+    exchange: ExchangeCost,
     nodes: int,
     slowest: float,
     bucket_bytes: float,
@@ -236,7 +240,7 @@ def _communication(
     return hideable + blocking, exposed + blocking, sent
 
 
-def _meetings(model: ModelCost, exchange: Exchange) -> int:
+def _meetings(model: ModelCost, exchange: ExchangeCost) -> int:
     """How often nodes wait for each other in a forward pass."""
     if exchange.kind not in OVERLAPPING:
         return 0
@@ -251,7 +255,7 @@ def held_part(model: ModelCost, split: Split | None) -> float:
     return 1 - (split.weights - split.held) / max(split.weights, model.parameter_bytes)
 
 
-def _feeding(team: Sequence[Member], portions: Sequence[Portion]) -> float:
+def _feeding(team: Sequence[TeamMember], portions: Sequence[Portion]) -> float:
     times = [0.0]
     for portion in portions:
         feed = team[portion.kind].feed
@@ -261,10 +265,10 @@ def _feeding(team: Sequence[Member], portions: Sequence[Portion]) -> float:
 
 
 def _asynchronous(
-    team: Sequence[Member],
+    team: Sequence[TeamMember],
     wire: Wire,
     model: ModelCost,
-    exchange: Exchange,
+    exchange: ExchangeCost,
     portions: Sequence[Portion],
     batch: int,
 ) -> StepCost:

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from paceline.cost.compute import host_curve
-from paceline.cost.exchanges import Exchange, Kind
+from paceline.cost.exchanges import ExchangeCost, Kind
 from paceline.cost.model import host_model
-from paceline.cost.network import slowest_wire
-from paceline.cost.step import Member, StepCost
+from paceline.cost.step import StepCost, TeamMember
+from paceline.cost.transfer import slowest_wire
 from paceline.errors import ConfigError, StrategyError
 from paceline.plan.candidates import MemoryFormat, Precision
 from paceline.plan.explained import Considered, asked_lines, left_out, lines, why_not
@@ -31,9 +31,9 @@ from paceline.plan.prices import (
     split_of,
     with_interval,
 )
-from paceline.plan.teams import Seen, cost_of_way, plan_of_way, teams, ways
+from paceline.plan.teams import TeamKnowledge, cost_of_way, plan_of_way, teams, ways
 from paceline.schema import Config, ExchangeSettings, Plan, Rejected
-from paceline.schema.machines import Host, Level, Machines
+from paceline.schema.machines import Level, Machines, MeasuredHost
 from paceline.schema.support import SUMS
 
 
@@ -55,14 +55,14 @@ def everyone_of(config: Config, machines: Machines) -> Plan:
     )
 
 
-def _real_name(host: Host) -> str:
+def _real_name(host: MeasuredHost) -> str:
     """Of the host; machines.json tells slots of one host apart by other names."""
     # A machine that measured itself calls its node by the plan's default name.
     named = host.node.host != "localhost" or host.name.startswith("localhost")
     return host.node.host if named else host.name
 
 
-def _numerics(hosts: Sequence[Host]) -> tuple[str, str]:
+def _numerics(hosts: Sequence[MeasuredHost]) -> tuple[str, str]:
     """One precision and memory format for all: those with most speed behind them."""
     speeds: dict[tuple[str, str], float] = {}
     for host in hosts:
@@ -78,14 +78,14 @@ def seen_of(
     factors: Factors,
     computing: Level = "median",
     wire: Level = "median",
-) -> Seen:
+) -> TeamKnowledge:
     """What machines.json tells, in the words of a training that has seen the same."""
     names = [host.name for host in machines.hosts]
     nodes = tuple(member_of(host, computing) for host in machines.hosts)
     batch = machines.workload.batch(len(names))
     speeds = [batch / node.curve.seconds(batch) for node in nodes]
     able = teams(speeds, [1.0] * len(names), range(len(names)))
-    return Seen(
+    return TeamKnowledge(
         nodes=nodes,
         wire=slowest_wire(machines, names, wire),
         wires={
@@ -100,7 +100,7 @@ def seen_of(
     )
 
 
-def _fastest(machines: Machines) -> Host:
+def _fastest(machines: Machines) -> MeasuredHost:
     batch = machines.workload.batch(1)
     return min(machines.hosts, key=lambda host: host_curve(host).seconds(batch))
 
@@ -271,11 +271,11 @@ def foresee(
 
 
 def _exchange_of(
-    settings: ExchangeSettings, plan: Plan, machines: Machines, seen: Seen
-) -> Exchange:
+    settings: ExchangeSettings, plan: Plan, machines: Machines, seen: TeamKnowledge
+) -> ExchangeCost:
     if plan.exchange not in SUMS:
         if len(plan.nodes) == 1:
-            return Exchange()
+            return ExchangeCost()
         asked = dataclasses.replace(settings, kind=plan.exchange)  # type: ignore[arg-type]
         exchange = named_exchange(asked, len(plan.nodes))
         return dataclasses.replace(exchange, servers=len(plan.servers) or 1)
@@ -284,10 +284,10 @@ def _exchange_of(
         manual = dataclasses.replace(settings, partition="manual", layers=plan.feature_layers)
         terms = seen.terms(range(len(seen.nodes)))
         split = split_of(manual, dataclasses.replace(terms, chains=machines.workload.chains))
-    return Exchange(kind=cast(Kind, plan.exchange), split=split)
+    return ExchangeCost(kind=cast(Kind, plan.exchange), split=split)
 
 
-def _with_shares(cost: StepCost, team: Sequence[Member], shares: Sequence[float]) -> StepCost:
+def _with_shares(cost: StepCost, team: Sequence[TeamMember], shares: Sequence[float]) -> StepCost:
     """The same step with the plan's own shares."""
     total = sum(shares)
     if not cost.portions or total <= 0:

@@ -7,10 +7,10 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from paceline.cost.exchanges import Exchange
+from paceline.cost.exchanges import ExchangeCost
 from paceline.cost.model import ModelCost, host_model
-from paceline.cost.network import wire
-from paceline.cost.step import Member, StepCost
+from paceline.cost.step import StepCost, TeamMember
+from paceline.cost.transfer import wire
 from paceline.plan.advice import Case, Gain, advise
 from paceline.plan.answer import BreakEven, Prediction, Question, Row
 from paceline.plan.prices import (
@@ -26,7 +26,7 @@ from paceline.plan.prices import (
     quickest,
     with_interval,
 )
-from paceline.schema.machines import Host, Level, Link, WorkloadFacts
+from paceline.schema.machines import Level, Link, MeasuredHost, WorkloadFacts
 
 WORTH = 1.1
 """A speedup below this is not worth another machine."""
@@ -40,7 +40,7 @@ class _Guide:
 
     def __init__(
         self,
-        host: Host,
+        host: MeasuredHost,
         facts: WorkloadFacts,
         question: Question,
         calibration: Mapping[str, float],
@@ -64,7 +64,7 @@ class _Guide:
         return sum(speed * count for speed, count in speeds.items()) / max(speeds)
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019  (lives as long as one question)
-    def team(self, nodes: int, level: Level) -> tuple[Member, ...]:
+    def team(self, nodes: int, level: Level) -> tuple[TeamMember, ...]:
         return tuple(
             member_of(self.host, level, speed=speed, count=count)
             for speed, count in self.speeds(nodes).items()
@@ -91,11 +91,11 @@ class _Guide:
         usual = terms("median", "median")
         return [
             self._priced(exchange, terms, own)
-            for exchange in exchanges(self.question.exchange, usual) or [Exchange()]
+            for exchange in exchanges(self.question.exchange, usual) or [ExchangeCost()]
         ]
 
     def _priced(
-        self, exchange: Exchange, terms: Callable[[Level, Level], Terms], own: int
+        self, exchange: ExchangeCost, terms: Callable[[Level, Level], Terms], own: int
     ) -> Priced:
         def cost_at(computing: Level, network: Level) -> StepCost:
             return price(terms(computing, network), exchange)
@@ -161,7 +161,7 @@ class _Guide:
 
 
 def predict(
-    host: Host,
+    host: MeasuredHost,
     facts: WorkloadFacts,
     question: Question,
     calibration: Mapping[str, float] | None = None,
@@ -195,7 +195,7 @@ def predict(
     )
 
 
-def _unknown(host: Host) -> str:
+def _unknown(host: MeasuredHost) -> str:
     return (
         f"not known: this machine was busy ({host.busy:.0%} of its cores used by other programs)"
         " while it was measured; measure again when it is quiet, with --again"

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from paceline.cost.compute import deviation, host_curve, shares
-from paceline.cost.exchanges import Exchange, Kind, server_count
+from paceline.cost.exchanges import ExchangeCost, Kind, server_count
 from paceline.cost.memory import Footprint, spread_mb
 from paceline.cost.model import ModelCost
-from paceline.cost.network import Wire
 from paceline.cost.overlap import BUCKET
 from paceline.cost.split import Chain, Division, Split, best_split
-from paceline.cost.step import Member, StepCost, held_part, step_cost
+from paceline.cost.step import StepCost, TeamMember, held_part, step_cost
+from paceline.cost.transfer import Wire
 from paceline.schema import ExchangeSettings, NodePlan
 from paceline.schema.calibration import calibration_name
-from paceline.schema.machines import Host, Level, WorkloadFacts
+from paceline.schema.machines import Level, MeasuredHost, WorkloadFacts
 from paceline.schema.support import SUMS
 
 SAME = 0.02
@@ -46,7 +46,7 @@ Factors = Mapping[str, float]
 class Terms:
     """On what terms some nodes exchange: everything about an update but its way to agree."""
 
-    team: tuple[Member, ...]
+    team: tuple[TeamMember, ...]
     wire: Wire
     model: ModelCost
     batch: int
@@ -62,27 +62,27 @@ class Terms:
         return sum(member.count for member in self.team)
 
 
-def exchanges(settings: ExchangeSettings, terms: Terms) -> list[Exchange]:
+def exchanges(settings: ExchangeSettings, terms: Terms) -> list[ExchangeCost]:
     """Every way to agree that a configuration leaves open, the simplest first.
 
     What a configuration names is not explored; what it does not name gives the weights of one
     machine. None where layers are to be split that these nodes cannot split.
     """
     if terms.nodes <= 1:
-        return [Exchange()]
+        return [ExchangeCost()]
     if settings.kind not in ("auto", *SUMS):
         return [named_exchange(settings, terms.nodes)]
     kinds: Sequence[Kind] = SUMS if settings.kind == "auto" else (settings.kind,)  # type: ignore[assignment]
-    found = [Exchange(kind=kind) for kind in kinds] if settings.partition != "manual" else []
+    found = [ExchangeCost(kind=kind) for kind in kinds] if settings.partition != "manual" else []
     split = split_of(settings, terms)
     if split is not None:
-        found.append(Exchange(kind=kinds[0], split=split))
+        found.append(ExchangeCost(kind=kinds[0], split=split))
     return found
 
 
-def named_exchange(settings: ExchangeSettings, nodes: int) -> Exchange:
+def named_exchange(settings: ExchangeSettings, nodes: int) -> ExchangeCost:
     """The exchange that a configuration names and that is no plain sum."""
-    return Exchange(
+    return ExchangeCost(
         kind=settings.kind,  # type: ignore[arg-type]
         servers=max(1, min(settings.servers, nodes - 1)),
         asynchronous=settings.kind == "parameter_server" and settings.mode == "async",
@@ -105,10 +105,10 @@ def split_of(settings: ExchangeSettings, terms: Terms) -> Split | None:
 
 def price(
     terms: Terms,
-    exchange: Exchange,
+    exchange: ExchangeCost,
     *,
     bucket_bytes: float = BUCKET,
-    serving: Member | None = None,
+    serving: TeamMember | None = None,
 ) -> StepCost:
     """What an update takes; past runs of the exchange have their say."""
     team = terms.team
@@ -130,7 +130,7 @@ def price(
     return dataclasses.replace(cost, **longer)
 
 
-def _workers(team: Sequence[Member], exchange: Exchange) -> tuple[Member, ...]:
+def _workers(team: Sequence[TeamMember], exchange: ExchangeCost) -> tuple[TeamMember, ...]:
     """Those of a team that compute: without the last ones, which serve instead."""
     left = sum(member.count for member in team) - exchange.servers
     found = []
@@ -141,7 +141,7 @@ def _workers(team: Sequence[Member], exchange: Exchange) -> tuple[Member, ...]:
     return tuple(found)
 
 
-def factor_of(factors: Factors, exchange: Exchange, nodes: int) -> float:
+def factor_of(factors: Factors, exchange: ExchangeCost, nodes: int) -> float:
     """What past runs of this exchange took against what was predicted.
 
     Where there are none, what runs of one machine took: all exchanges compute alike, and a
@@ -156,7 +156,7 @@ def factor_of(factors: Factors, exchange: Exchange, nodes: int) -> float:
     return factors.get(name, factors.get("alone", 1.0))
 
 
-def best_bucket(terms: Terms, exchange: Exchange) -> float | None:
+def best_bucket(terms: Terms, exchange: ExchangeCost) -> float | None:
     """Another size of buckets that makes an all-reduce clearly faster; None where there is none."""
     if exchange.kind != "allreduce" or terms.nodes < 2:
         return None
@@ -180,7 +180,7 @@ def quickest(entries: Sequence[Entry], seconds: Callable[[Entry], float]) -> Ent
 class Priced:
     """One way for some nodes to train, what it costs, and how sure that is."""
 
-    exchange: Exchange
+    exchange: ExchangeCost
     cost: StepCost
     low: float
     high: float
@@ -199,7 +199,7 @@ class Priced:
 
 
 def with_interval(
-    exchange: Exchange,
+    exchange: ExchangeCost,
     cost_at: Callable[[Level, Level], StepCost],
     *,
     alone: Callable[[Level], float],
@@ -226,11 +226,13 @@ def with_interval(
     )
 
 
-def member_of(host: Host, level: Level = "median", *, speed: float = 1.0, count: int = 1) -> Member:
+def member_of(
+    host: MeasuredHost, level: Level = "median", *, speed: float = 1.0, count: int = 1
+) -> TeamMember:
     """Nodes like a measured host, or `speed` times as fast."""
     feed = host.feed.median if host.feed else None
     copying = host.memory_bandwidth.median if host.memory_bandwidth else math.inf
-    return Member(
+    return TeamMember(
         curve=host_curve(host, level).slower(1 / speed),
         count=count,
         deviation=deviation(host),
@@ -239,7 +241,7 @@ def member_of(host: Host, level: Level = "median", *, speed: float = 1.0, count:
     )
 
 
-def alone_rate(member: Member, batch: int, factors: Factors) -> float:
+def alone_rate(member: TeamMember, batch: int, factors: Factors) -> float:
     """Images per second of a node by itself."""
     seconds = member.curve.seconds(batch)
     if member.feed:
@@ -252,7 +254,7 @@ def node_memory(
     facts: WorkloadFacts,
     node: NodePlan,
     cost: StepCost,
-    exchange: Exchange,
+    exchange: ExchangeCost,
     *,
     precision: str,
 ) -> float:
@@ -276,7 +278,7 @@ def node_memory(
     )
 
 
-def cause(exchange: Exchange, cost: StepCost) -> str:
+def cause(exchange: ExchangeCost, cost: StepCost) -> str:
     """What an update's time goes to, beside computing, in a few words."""
     if not exchange.exact:
         kind = "gradients are stale" if exchange.asynchronous else "weights drift apart"

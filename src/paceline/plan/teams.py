@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.cost.compute import update_curve
-from paceline.cost.exchanges import Exchange
+from paceline.cost.exchanges import ExchangeCost
 from paceline.cost.model import ModelCost
-from paceline.cost.network import Wire
 from paceline.cost.overlap import BUCKET
 from paceline.cost.split import Chain
-from paceline.cost.step import Member, StepCost
+from paceline.cost.step import StepCost, TeamMember
+from paceline.cost.transfer import Wire
 from paceline.plan.candidates import MemoryFormat, Precision, variants
 from paceline.plan.hopes import HOPES
 from paceline.plan.pilot import Option
@@ -36,10 +36,10 @@ LISTED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class TeamKnowledge:
     """What is known of the nodes and of what joins them."""
 
-    nodes: tuple[Member, ...]
+    nodes: tuple[TeamMember, ...]
     """How fast each computes."""
     wire: Wire
     """What joins all of them."""
@@ -80,9 +80,9 @@ class Seen:
         )
 
 
-def at_speed(speed: float) -> Member:
+def at_speed(speed: float) -> TeamMember:
     """A node of which nothing but its speed is known, in samples per second."""
-    return Member(update_curve([(1.0, 1.0 / speed)]))
+    return TeamMember(update_curve([(1.0, 1.0 / speed)]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class Way:
     """Some nodes, and how they agree."""
 
     members: tuple[int, ...]
-    exchange: Exchange = field(default_factory=Exchange)
+    exchange: ExchangeCost = field(default_factory=ExchangeCost)
     bucket_mb: float | None = None
     """Megabytes of gradient that leave together, where that is not as usual."""
     name: str = ""
@@ -126,7 +126,9 @@ def team_name(everyone: Plan, members: Sequence[int]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def ways(config: Config, everyone: Plan, seen: Seen, *, writers: Sequence[int] = (0,)) -> list[Way]:
+def ways(
+    config: Config, everyone: Plan, seen: TeamKnowledge, *, writers: Sequence[int] = (0,)
+) -> list[Way]:
     """Every team, with every exchange that the configuration leaves open, simplest first.
 
     `writers`: see `teams`.
@@ -147,7 +149,7 @@ def ways(config: Config, everyone: Plan, seen: Seen, *, writers: Sequence[int] =
     return found
 
 
-def _way_name(team: str, exchange: Exchange, bucket_mb: float | None = None) -> str:
+def _way_name(team: str, exchange: ExchangeCost, bucket_mb: float | None = None) -> str:
     words = [team] + ([exchange.kind] if exchange.kind != "allreduce" else [])
     words += ["split layers"] if exchange.split is not None else []
     words += [f"buckets of {bucket_mb:g} MB"] if bucket_mb is not None else []
@@ -183,13 +185,13 @@ def teams(
     return found
 
 
-def cost_of_way(way: Way, seen: Seen) -> StepCost:
+def cost_of_way(way: Way, seen: TeamKnowledge) -> StepCost:
     """What an update is expected to cost, by its parts."""
     bucket = seen.bucket_bytes if way.bucket_mb is None else way.bucket_mb * 2**20
     return price(seen.terms(way.members), way.exchange, bucket_bytes=bucket)
 
 
-def seconds_of_way(way: Way, seen: Seen, alike: Sequence[Way] = ()) -> float:
+def seconds_of_way(way: Way, seen: TeamKnowledge, alike: Sequence[Way] = ()) -> float:
     """Seconds of an update: as it was last timed, or else as it is expected.
 
     Where the same nodes were timed in another way, only the difference of the prices counts: what
@@ -206,7 +208,7 @@ def seconds_of_way(way: Way, seen: Seen, alike: Sequence[Way] = ()) -> float:
     return cost * statistics.median(ratios) if ratios else cost
 
 
-def rate_between(way: Way, seen: Seen, seconds: float) -> float:
+def rate_between(way: Way, seen: TeamKnowledge, seconds: float) -> float:
     """Bytes per second that the network carries if an update of a way takes so long.
 
     The price never rises with the rate: by bisection.
@@ -220,7 +222,7 @@ def rate_between(way: Way, seen: Seen, seconds: float) -> float:
     return float(10**high)
 
 
-def setup_of_way(way: Way, seen: Seen) -> float:
+def setup_of_way(way: Way, seen: TeamKnowledge) -> float:
     """What taking over is expected to take: building it, its proof, and the state's way."""
     if way.name in seen.setups:
         return seen.setups[way.name]
@@ -235,7 +237,7 @@ def setup_of_way(way: Way, seen: Seen) -> float:
 def options_over(
     config: Config,
     everyone: Plan,
-    seen: Seen,
+    seen: TeamKnowledge,
     *,
     images: bool,
     writers: Sequence[int] = (0,),

@@ -9,14 +9,14 @@ from typing import cast
 
 from torch import nn
 
-from paceline.cost.exchanges import Exchange, Kind
+from paceline.cost.exchanges import ExchangeCost, Kind
 from paceline.cost.model import LOOKS_ACROSS, LayerCost, ModelCost, model_cost
 from paceline.errors import LostError, ProofError, StrategyError, UnsupportedError
 from paceline.local.tiles import has_bf16
 from paceline.plan.candidates import MemoryFormat, Precision
 from paceline.plan.pilot import Option
 from paceline.plan.teams import (
-    Seen,
+    TeamKnowledge,
     Way,
     at_speed,
     members_of,
@@ -57,7 +57,7 @@ class Crewed:
             home.parts.build_model(),
             local_batch_norm="local_batch_norm" in home.config.numerics.allow,
         )
-        self.seen = Seen(
+        self.seen = TeamKnowledge(
             nodes=tuple(at_speed(each.share or 1.0) for each in everyone.nodes),
             wire=probe(node.network),
             model=model,
@@ -237,7 +237,7 @@ class Crewed:
             )
         way = Way(
             members=members,
-            exchange=Exchange(kind=cast(Kind, leg.plan.exchange)),
+            exchange=ExchangeCost(kind=cast(Kind, leg.plan.exchange)),
             bucket_mb=leg.plan.bucket_mb,
             name=leg.name,
         )
@@ -302,7 +302,9 @@ class Crewed:
             seen, nodes=tuple(map(at_speed, speeds)), measured=measured, setups=setups
         )
 
-    def _with_rate(self, seen: Seen, way: Way, seconds: float, *, is_hidden: bool) -> Seen:
+    def _with_rate(
+        self, seen: TeamKnowledge, way: Way, seconds: float, *, is_hidden: bool
+    ) -> TeamKnowledge:
         """What the network carries, by what a leg took; `is_hidden`: nobody waited for it."""
         carried = rate_between(way, seen, seconds)
         if is_hidden:

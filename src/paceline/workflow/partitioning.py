@@ -9,7 +9,7 @@ from paceline.schema import Config, Plan
 
 if TYPE_CHECKING:
     from paceline.cost.split import Chain
-    from paceline.train.parts import Parts
+    from paceline.training.parts import Parts
 
 
 def splittable(config: Config, plan: Plan, parts: Parts) -> tuple[Chain, ...]:
@@ -37,7 +37,7 @@ def partitioned(config: Config, plan: Plan, parts: Parts | None = None) -> Plan:
         return plan
     if settings.partition == "auto" and _obstacle(config, plan):
         return plan
-    from paceline.train.parts import make_parts
+    from paceline.training.parts import make_parts
 
     opened = parts or make_parts(config)
     try:
@@ -56,8 +56,8 @@ def _looked_at(config: Config, plan: Plan, parts: Parts) -> tuple[tuple[Chain, .
     """The model's chains, and the plan with those layers split for which that saves bytes."""
     from paceline.cost.split import Division
     from paceline.data.sampler import apportion
-    from paceline.exchange.chains import find_chains
-    from paceline.exchange.splittable import look_at
+    from paceline.exchange.tensor_parallel.chains import find_chains
+    from paceline.exchange.tensor_parallel.splittable import look_at
 
     shares = tuple(node.share for node in plan.nodes)
     division = Division(

@@ -22,25 +22,25 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from paceline.cost.compute import update_curve
-from paceline.cost.exchanges import Exchange, agreement_bytes, agreement_seconds, server_bytes
+from paceline.cost.exchanges import ExchangeCost, agreement_bytes, agreement_seconds, server_bytes
 from paceline.cost.memory import Footprint, spread_mb
 from paceline.cost.model import LayerCost, ModelCost, host_model, model_cost
-from paceline.cost.network import (
+from paceline.cost.overlap import BucketCost, buckets, exposed_seconds, lane_end
+from paceline.cost.split import Division, best_split, step_bytes
+from paceline.cost.step import (
+    TeamMember,
+    handling_seconds,
+    held_part,
+    optimizer_seconds,
+    step_cost,
+)
+from paceline.cost.transfer import (
     Wire,
     allreduce_seconds,
     described_link,
     fitted,
     slowest_wire,
     wire,
-)
-from paceline.cost.overlap import Bucket, buckets, exposed_seconds, lane_end
-from paceline.cost.split import Division, best_split, step_bytes
-from paceline.cost.step import (
-    Member,
-    handling_seconds,
-    held_part,
-    optimizer_seconds,
-    step_cost,
 )
 from paceline.errors import ConfigError, UnsupportedError
 from paceline.schema import NodePlan
@@ -60,7 +60,12 @@ GIGABIT = Wire(latency=2e-4, bandwidth=125e6, both=125e6, message=0.0)
 @given(teams, wires, models, exchanges, st.integers(1, 500), st.floats(1.0, 1e3))
 @settings(max_examples=150, deadline=None)
 def test_more_bandwidth_is_never_slower(
-    team: list[Member], wire: Wire, model: ModelCost, exchange: Exchange, batch: int, times: float
+    team: list[TeamMember],
+    wire: Wire,
+    model: ModelCost,
+    exchange: ExchangeCost,
+    batch: int,
+    times: float,
 ) -> None:
     slow = step_cost(team, wire, model, exchange, batch).seconds
     fast = step_cost(team, wire.faster(times), model, exchange, batch).seconds
@@ -70,7 +75,12 @@ def test_more_bandwidth_is_never_slower(
 @given(teams, wires, models, synchronous, st.integers(1, 500), st.floats(0, 1.0))
 @settings(max_examples=100, deadline=None)
 def test_more_latency_is_never_faster(
-    team: list[Member], wire: Wire, model: ModelCost, exchange: Exchange, batch: int, more: float
+    team: list[TeamMember],
+    wire: Wire,
+    model: ModelCost,
+    exchange: ExchangeCost,
+    batch: int,
+    more: float,
 ) -> None:
     far = dataclasses.replace(wire, latency=wire.latency + more)
     near = step_cost(team, wire, model, exchange, batch).seconds
@@ -80,7 +90,7 @@ def test_more_latency_is_never_faster(
 @given(wires, models, exchanges, st.integers(1, 500))
 @settings(max_examples=60, deadline=None)
 def test_one_node_does_not_communicate(
-    wire: Wire, model: ModelCost, exchange: Exchange, batch: int
+    wire: Wire, model: ModelCost, exchange: ExchangeCost, batch: int
 ) -> None:
     assume(not (exchange.kind == "parameter_server" and exchange.dedicated))
     curve = update_curve([(16, 0.1), (64, 0.3)])
@@ -92,7 +102,7 @@ def test_one_node_does_not_communicate(
 @given(teams, wires, models, exchanges, st.integers(1, 500))
 @settings(max_examples=100, deadline=None)
 def test_terms_are_never_negative_and_what_is_exposed_was_communicated(
-    team: list[Member], wire: Wire, model: ModelCost, exchange: Exchange, batch: int
+    team: list[TeamMember], wire: Wire, model: ModelCost, exchange: ExchangeCost, batch: int
 ) -> None:
     cost = step_cost(team, wire, model, exchange, batch)
     for term in (cost.compute, cost.exposed, cost.waiting, cost.data, cost.bytes_sent):
@@ -123,9 +133,9 @@ def test_hindrance_only_adds_and_never_more_than_taking_turns(
 def test_servers_handle_what_they_get() -> None:
     model = dataclasses.replace(model_cost([LayerCost(parameter_bytes=100e6)]), optimizer_slots=1)
     assert optimizer_seconds(model, 10e9) == pytest.approx(0.05)
-    team = [Member(update_curve([(32, 0.6), (64, 1.0)]), 2, copying=10e9)]
-    served = Exchange(kind="parameter_server")
-    slow = Member(update_curve([(64, 4.0)]), copying=2e9)
+    team = [TeamMember(update_curve([(32, 0.6), (64, 1.0)]), 2, copying=10e9)]
+    served = ExchangeCost(kind="parameter_server")
+    slow = TeamMember(update_curve([(64, 4.0)]), copying=2e9)
     # a worker 40 ms; the server adds one gradient (150 ms), copies once (100), updates (250)
     assert handling_seconds(team, slow, model, served, 2) == pytest.approx(0.54)
     without = step_cost(team, GIGABIT, model, served, 64)
@@ -139,7 +149,7 @@ def test_pushing_hides_under_backward_and_pulling_does_not() -> None:
     layer = LayerCost(parameter_bytes=12.5e6, forward=0.1, backward=0.4)
     model = model_cost([layer, layer])
     team = [member(update_curve([(16, 0.5), (32, 1.0)]), 2)]
-    cost = step_cost(team, GIGABIT, model, Exchange(kind="parameter_server"), 64)
+    cost = step_cost(team, GIGABIT, model, ExchangeCost(kind="parameter_server"), 64)
     one_push = 2e-4 + 2 * 12.5e6 / 125e6  # both workers' bytes pass the server's link
     assert cost.communication == pytest.approx(2 * one_push + 2e-4 + 4 * 12.5e6 / 125e6)
     assert cost.exposed == pytest.approx(one_push + 2e-4 + 4 * 12.5e6 / 125e6)
@@ -156,8 +166,8 @@ def test_alexnet_over_two_nodes_by_hand() -> None:
     assert split.moved == 32 * (36_864 + 16_384)
     assert split.changes == 2
     team = [member(update_curve([(16, 0.8), (32, 1.6)]), 2)]
-    plain = step_cost(team, GIGABIT, model, Exchange(), 32)
-    parted = step_cost(team, GIGABIT, model, Exchange(split=split), 32)
+    plain = step_cost(team, GIGABIT, model, ExchangeCost(), 32)
+    parted = step_cost(team, GIGABIT, model, ExchangeCost(split=split), 32)
     assert plain.bytes_sent == pytest.approx(228.05e6)
     # the bias of fc2, whose outputs are summed, is on both nodes
     assert parted.bytes_sent == pytest.approx(10.05e6 + 1.704e6, rel=3e-3)
@@ -175,7 +185,7 @@ def test_what_is_split_is_priced_as_it_is_run() -> None:
         [LayerCost(name=each.name, parameter_bytes=4.0 * each.parameters) for each in chains()[0]]
     )
     team = [member(update_curve([(16, 0.8)]), 2)]
-    cost = step_cost(team, GIGABIT, model, Exchange(split=split), 32)
+    cost = step_cost(team, GIGABIT, model, ExchangeCost(split=split), 32)
     assert cost.bytes_sent == pytest.approx(max(step_bytes(split.chains, division)))
 
 
@@ -183,9 +193,9 @@ def test_batch_norm_adds_up_over_all_nodes() -> None:
     """Sums and squares of 64 channels, forward and backward, before anything else can go on."""
     plain = LayerCost(kind="BatchNorm2d", parameter_bytes=512.0)
     team = [member(update_curve([(32, 1.0)]), 2)]
-    local = step_cost(team, GIGABIT, model_cost([plain]), Exchange(), 64)
+    local = step_cost(team, GIGABIT, model_cost([plain]), ExchangeCost(), 64)
     whole = model_cost([dataclasses.replace(plain, sum_bytes=512.0)])
-    cost = step_cost(team, GIGABIT, whole, Exchange(), 64)
+    cost = step_cost(team, GIGABIT, whole, ExchangeCost(), 64)
     assert cost.exposed - local.exposed == pytest.approx(2 * allreduce_seconds(GIGABIT, 512, 2))
     assert cost.bytes_sent - local.bytes_sent == 2 * 512
     layers = (Layer(name="norm", kind="BatchNorm2d", parameter_bytes=512),)
@@ -197,22 +207,22 @@ def test_batch_norm_adds_up_over_all_nodes() -> None:
 def test_exchanges_by_hand() -> None:
     size, nodes = 100e6, 4
     ring = 2 * 3 / 4 * size
-    assert agreement_bytes(Exchange(), size, nodes) == ring
-    assert agreement_bytes(Exchange(kind="ring"), size, nodes) == ring
+    assert agreement_bytes(ExchangeCost(), size, nodes) == ring
+    assert agreement_bytes(ExchangeCost(kind="ring"), size, nodes) == ring
     assert allreduce_seconds(GIGABIT, size, nodes) == pytest.approx(4e-4 + ring / 125e6)
     assert allreduce_seconds(GIGABIT, size, nodes, "ring") == pytest.approx(12e-4 + ring / 125e6)
-    star = Exchange(kind="reduce_broadcast")
+    star = ExchangeCost(kind="reduce_broadcast")
     through_the_first = 4e-4 + 3 * (size + 2**20) / 125e6
     assert agreement_seconds(star, GIGABIT, size, nodes) == pytest.approx(through_the_first)
     assert agreement_bytes(star, size, nodes) == 3 * size
-    apart = Exchange(kind="parameter_server", servers=2, dedicated=True)
+    apart = ExchangeCost(kind="parameter_server", servers=2, dedicated=True)
     assert server_bytes(apart, size, 8) == 4 * size
     assert server_bytes(apart, size, 1) == size
-    beside = Exchange(kind="parameter_server", servers=nodes, dedicated=False)
+    beside = ExchangeCost(kind="parameter_server", servers=nodes, dedicated=False)
     assert 2 * server_bytes(beside, size, nodes) == ring
-    rare = Exchange(kind="averaging", every=10)
+    rare = ExchangeCost(kind="averaging", every=10)
     team = [member(update_curve([(64, 1.0)]), nodes)]
-    often = step_cost(team, GIGABIT, alexnet_like(), Exchange(kind="averaging"), 64)
+    often = step_cost(team, GIGABIT, alexnet_like(), ExchangeCost(kind="averaging"), 64)
     seldom = step_cost(team, GIGABIT, alexnet_like(), rare, 64)
     assert seldom.exposed == pytest.approx(often.exposed / 10)
 
@@ -220,7 +230,7 @@ def test_exchanges_by_hand() -> None:
 @given(st.integers(2, 2000), st.integers(1, 50))
 def test_server_links_grow_with_workers(workers: int, servers: int) -> None:
     for dedicated in (True, False):
-        few = Exchange(kind="parameter_server", servers=servers, dedicated=dedicated)
+        few = ExchangeCost(kind="parameter_server", servers=servers, dedicated=dedicated)
         assert server_bytes(few, 1.0, workers) <= server_bytes(few, 1.0, workers + 1) + 1e-9
 
 
@@ -228,7 +238,7 @@ def test_buckets_hide_under_backward() -> None:
     def seconds(size: float) -> float:
         return size / 10
 
-    waiting = [Bucket(10, 1.0), Bucket(20, 4.0)]
+    waiting = [BucketCost(10, 1.0), BucketCost(20, 4.0)]
     assert lane_end(waiting, seconds) == 6.0
     assert exposed_seconds(waiting, 4.0, seconds) == 2.0
     assert exposed_seconds(waiting, 9.0, seconds) == 0.0
@@ -250,24 +260,24 @@ def test_buckets_lose_nothing(layers: list[tuple[float, float]]) -> None:
 
 def test_waiting_for_the_slowest_and_for_data() -> None:
     fast, slow = update_curve([(64, 1.0)]), update_curve([(64, 1e6)])
-    team = [Member(fast, 1), Member(slow, 1)]
+    team = [TeamMember(fast, 1), TeamMember(slow, 1)]
     model = model_cost([LayerCost(parameter_bytes=4.0)])
-    cost = step_cost(team, GIGABIT, model, Exchange(), 64)
+    cost = step_cost(team, GIGABIT, model, ExchangeCost(), 64)
     assert {p.samples for p in cost.portions} == {0, 64}
     assert cost.waiting == pytest.approx(0.5)  # the mean of 1 s and nothing
-    noisy = step_cost([Member(fast, 8, deviation=0.1)], GIGABIT, model, Exchange(), 64)
-    calm = step_cost([Member(fast, 8)], GIGABIT, model, Exchange(), 64)
+    noisy = step_cost([TeamMember(fast, 8, deviation=0.1)], GIGABIT, model, ExchangeCost(), 64)
+    calm = step_cost([TeamMember(fast, 8)], GIGABIT, model, ExchangeCost(), 64)
     assert noisy.waiting > calm.waiting
-    team = [Member(fast, 8, deviation=0.1)]
+    team = [TeamMember(fast, 8, deviation=0.1)]
     layer = LinearLayer(name="fc", inputs=1000, outputs=1000)
     division = Division(parts=(8,) * 8, shares=(1.0,) * 8)
     split = best_split([(layer, layer)], division, split=frozenset({"fc"}))
     assert split is not None
     # twice before and after a layer, forward and backward, and once at the end
-    parted = step_cost(team, GIGABIT, model, Exchange(split=split), 64)
-    whole = step_cost(team, GIGABIT, model, Exchange(), 64)
+    parted = step_cost(team, GIGABIT, model, ExchangeCost(split=split), 64)
+    whole = step_cost(team, GIGABIT, model, ExchangeCost(), 64)
     assert parted.waiting == pytest.approx(math.sqrt(1 + 2 * split.changes) * whole.waiting)
-    starved = step_cost([Member(fast, 2, feed=8.0)], GIGABIT, model, Exchange(), 64)
+    starved = step_cost([TeamMember(fast, 2, feed=8.0)], GIGABIT, model, ExchangeCost(), 64)
     assert starved.seconds == pytest.approx(4.0)
     assert starved.data == pytest.approx(4.0 - starved.compute - starved.exposed)
 
@@ -276,8 +286,8 @@ def test_asynchronous_workers_are_limited_by_the_servers_links() -> None:
     model = model_cost([LayerCost(parameter_bytes=125e6)])
     free = Wire(latency=0.0, bandwidth=125e6, both=125e6, message=0.0)
     curve = update_curve([(1, 1.0)])
-    apart = Exchange(kind="parameter_server", asynchronous=True, dedicated=True)
-    one_each = [step_cost([Member(curve, n)], free, model, apart, n) for n in (2, 30, 4096)]
+    apart = ExchangeCost(kind="parameter_server", asynchronous=True, dedicated=True)
+    one_each = [step_cost([TeamMember(curve, n)], free, model, apart, n) for n in (2, 30, 4096)]
     # a cycle is 1 s of computing and 1 s each way, and more where messages meet
     assert 0.5 < one_each[0].images_per_second < 2 / 3
     # the server takes one push per second, however many workers there are
@@ -350,12 +360,12 @@ def test_memory_of_a_node_among_others() -> None:
 
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="at least 1"):
-        Exchange(kind="averaging", every=0)
+        ExchangeCost(kind="averaging", every=0)
     split = best_split(chains(), Division(parts=(16, 16), shares=(1.0, 1.0)))
     with pytest.raises(UnsupportedError, match="sums gradients"):
-        Exchange(kind="averaging", split=split)
+        ExchangeCost(kind="averaging", split=split)
     with pytest.raises(UnsupportedError, match="is not one of"):
-        Exchange(kind="pipeline")  # type: ignore[arg-type]
+        ExchangeCost(kind="pipeline")  # type: ignore[arg-type]
     assert host_model(host(), WorkloadFacts()).backward_part == pytest.approx(
         alexnet_like().backward_part
     )

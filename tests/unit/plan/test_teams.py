@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from paceline.cost.exchanges import Exchange
+from paceline.cost.exchanges import ExchangeCost
 from paceline.cost.model import LayerCost, model_cost
-from paceline.cost.network import Wire
+from paceline.cost.transfer import Wire
 from paceline.plan.pilot import Knowledge, expected, next_leg
 from paceline.plan.teams import (
-    Seen,
+    TeamKnowledge,
     Way,
     at_speed,
     labels,
@@ -28,7 +28,7 @@ from paceline.plan.teams import (
 from paceline.schema import Config, ExchangeSettings, NodePlan, Numerics, Plan
 from paceline.schema.legs import Leg
 from paceline.schema.machines import LinearLayer
-from paceline.train.shares import fairer_shares
+from paceline.training.shares import fairer_shares
 
 ABC = Plan(nodes=tuple(NodePlan(host=name) for name in "abc"), batch_size=300)
 FC = LinearLayer(name="fc", inputs=500, outputs=500, bias=False)
@@ -39,7 +39,7 @@ def wire(rate: float) -> Wire:
     return Wire(latency=0.0, bandwidth=rate, both=rate, message=0.0)
 
 
-SEEN = Seen(
+SEEN = TeamKnowledge(
     nodes=(at_speed(100.0),) * 3, wire=wire(1e6), model=MODEL, batch=300, state=3e6, setup=0.5
 )
 
@@ -174,7 +174,7 @@ def test_what_one_way_took_longer_than_its_price_the_others_will_too() -> None:
 
 
 def test_the_plan_of_a_way_has_its_nodes_and_shares_by_speed() -> None:
-    way = Way(members=(0, 2), exchange=Exchange(kind="ring"))
+    way = Way(members=(0, 2), exchange=ExchangeCost(kind="ring"))
     plan = plan_of_way(ABC, way, ("fp32", "contiguous"), speeds=[1.0, 5.0, 3.0])
     assert [(node.host, node.share) for node in plan.nodes] == [("a", 1 / 3), ("c", 1.0)]
     assert (plan.exchange, plan.batch_size) == ("ring", 300)
