@@ -144,10 +144,14 @@ def examples() -> str:
 
 def decisions() -> str:
     """The decisions, each half a page, by number."""
-    lines = ["# Decisions", "", "What was chosen where one could ask why, and what was rejected.", ""]
+    lines = [
+        "# Decisions",
+        "",
+        "What was chosen where one could ask why, and what was rejected.",
+        "",
+    ]
     for path in sorted((ROOT / "docs" / "decisions").glob("0*.md")):
         title = re.sub(r"^#\s*", "", path.read_text().splitlines()[0])
         title = re.sub(r"^\d+[.:]?\s*", "", title)
         lines.append(f"- {path.name[:4]}: [{title}]({path.name})")
     return "\n".join(lines)
-

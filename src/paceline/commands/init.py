@@ -10,7 +10,9 @@ from paceline.errors import ConfigError
 
 
 @click.command("init")
-@click.argument("folder", default=".", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.argument(
+    "folder", default=".", type=click.Path(path_type=Path, file_okay=False, exists=True)
+)
 @click.option("--model", metavar="NAME", help="Which model, where there are several.")
 @click.option("--data", metavar="NAME", help="Which data; also `digits`, `file.py:function` ...")
 @click.option("--to", metavar="FILE", help="Name of the new file, in FOLDER.")
