@@ -289,7 +289,7 @@ def _configuration(name: str, model: Model | None, data: Data | None) -> str:
     default = {"images": "resnet18", "idx": "mnist_cnn"}.get(kind, "shallow_cnn")
     where = data.place if data is not None else "digits"
     lines = [
-        "# Written by `paceline init`; yours to change. `paceline train --help` lists every setting.",
+        "# Written by `paceline init`; yours to change. `paceline train --help` lists settings.",
         f"name = {_quoted(re.sub(r'[^A-Za-z0-9_.-]+', '-', name).strip('-.') or 'mine')}",
         "",
         "[workload]",
@@ -363,7 +363,7 @@ def _reading(data: Data) -> Sequence[str]:
         return [*lines, "targets = targets.float()"]
     skip = 1 if data.header else 0
     lines = [
-        f'table = np.genfromtxt({_quoted(data.place)}, delimiter=",", skip_header={skip}, dtype=str)',
+        f"table = np.loadtxt({_quoted(data.place)}, delimiter=',', skiprows={skip}, dtype=str)",
         "inputs = torch.tensor(table[:, :-1].astype(np.float32))",
     ]
     if data.classes is not None:
