@@ -40,7 +40,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/settings.md": settings(),
         "reference/api.md": python(),
         "reference/examples.md": examples(),
-        "decisions/index.md": decisions(),
+        "decisions/list.md": decisions(),
     }
     made |= {f"reference/{name.lower()}": (ROOT / name).read_text() for name in ROOT_PAGES}
     for place, text in made.items():
@@ -63,7 +63,7 @@ def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) 
     if page.file.src_uri.startswith("reference/") and page.file.src_uri[10:].upper() in {
         name.upper() for name in ROOT_PAGES
     }:
-        text = re.sub(r"\]\(docs/decisions\)", "](../decisions/index.md)", text)
+        text = re.sub(r"\]\(docs/decisions\)", "](../decisions/list.md)", text)
         text = re.sub(r"\]\(docs/", "](../", text)
     return text
 
