@@ -132,8 +132,11 @@ def test_the_tutorial_goes_from_a_folder_to_two_nodes(tmp_path: Path) -> None:
     said = [run_paceline(*words, cwd=tmp_path) for words in own]
     assert "paceline train paceline.toml" in said[1]
     assert "hosts can train together" in said[3]
-    lines = (tmp_path / "runs" / "latest" / "metrics.jsonl").read_text().splitlines()
+    run = tmp_path / "runs" / "latest"
+    lines = (run / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["test_accuracy"] > 0.9
+    starts = [json.loads(p.open().readline()) for p in sorted(run.glob("rank-*/events.jsonl"))]
+    assert [start["host"] for start in starts] == ["one", "two"]
 
 
 @pytest.mark.slow
