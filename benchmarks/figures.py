@@ -2,9 +2,9 @@
 
     python -m benchmarks.figures RUN
 
-CPU seconds are counted, not the clock on the wall, so that other work on the machine disturbs little. Each
-drawer has a process of its own, and both draw the same frozen figures, as SVG and as PNG at twice
-the size. matplotlib is not among Paceline's packages: pip install matplotlib.
+CPU seconds are counted, not the clock on the wall, so that other work on the machine disturbs
+little. Each drawer has a process of its own, and both draw the same frozen figures, as SVG and as
+PNG at twice the size. matplotlib is not among Paceline's packages: pip install matplotlib.
 """
 
 from __future__ import annotations

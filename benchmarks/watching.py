@@ -2,10 +2,10 @@
 
     python -m benchmarks.watching [--seconds 60]
 
-A real training (the embedded default, made long) with its page beside it, and one viewer who reads the
-events as a browser does. Counted are the CPU seconds of the watcher and of the training, and
-what the training itself does to be watched: a tuple for every update, a line and two looks for wishes
-every second. It does that whether anybody watches or not. The clock on the wall is not compared.
+A real training (the embedded default, made long) with its page beside it, and one viewer who reads
+the events as a browser does. Counted are the CPU seconds of the watcher and of the training, and
+what the training itself does to be watched: a tuple for every update, a line and two looks for
+wishes every second. It does that whether anybody watches or not. The wall clock is not compared.
 """
 
 from __future__ import annotations

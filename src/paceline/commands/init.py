@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -32,12 +33,12 @@ def command(folder: Path, model: str | None, data: str | None, to: str | None) -
     found = look(folder)
     for sentence in found.passed_over:
         click.echo(f"passed over: {sentence}")
-    chosen, source = choose(found, model, data)
-    if source is None and found.loops:
+    if found.loops and not found.data and data is None:
         script = found.loops[0]
         click.echo(f"found: {script}, a script that trains by itself; nothing was written")
-        click.echo(f"next: paceline run {script}")
+        click.echo(f"next: paceline run {shlex.quote(script)}")
         return
+    chosen, source = choose(found, model, data)
     beginning = begin(folder.resolve().name, chosen, source)
     path = folder / (to or beginning.name)
     try:
@@ -47,10 +48,12 @@ def command(folder: Path, model: str | None, data: str | None, to: str | None) -
         raise ConfigError(
             f"{path} is there already and is left as it is: name another with --to FILE"
         ) from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
     parts = [each for each in (chosen and chosen.reference, source and source.in_words) if each]
     click.echo(f"found: {'; '.join(parts) or 'nothing to train with, so it is the digits'}")
     click.echo(f"wrote: {path}")
     if chosen is not None and chosen.missing:
         click.echo(f"fill in first: {', '.join(chosen.missing)} of {chosen.name}")
-    away = "" if folder == Path() else f"cd {folder} && "
-    click.echo(f"next: {away}{beginning.command.replace(beginning.name, path.name)}")
+    away = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
+    click.echo(f"next: {away}{beginning.command} {shlex.quote(to or beginning.name)}")

@@ -54,15 +54,15 @@ class Data:
     classes: int | None = None
     """How many there are to tell apart; None: amounts."""
     header: bool = False
-    text_targets: bool = False
 
     @property
     def in_words(self) -> str:
+        learnt = "amounts" if self.classes is None else f"{self.classes} classes"
         what = {
             "images": f"{self.place}/, a folder of pictures by class",
             "idx": f"{self.place}/, idx files",
-            "arrays": f"{self.place} with {self.targets}, arrays",
-            "table": f"{self.place}, a table whose last column is to be learnt",
+            "arrays": f"{self.place} with {self.targets}, arrays of inputs and {learnt}",
+            "table": f"{self.place}, a table whose last column has {learnt}",
             "named": self.place,
         }
         return what[self.kind]
@@ -87,6 +87,7 @@ class Beginning:
     name: str
     text: str
     command: str
+    """What the file's name follows."""
 
 
 def look(folder: Path) -> Found:
@@ -99,9 +100,8 @@ def look(folder: Path) -> Found:
         loops += [path.name] if is_loop else []
     data: list[Data] = []
     passed: list[str] = []
-    for path in (folder, *(each for each in sorted(folder.iterdir()) if each.is_dir())):
-        if path.name.startswith("."):
-            continue
+    below = [each for each in sorted(folder.iterdir()) if each.is_dir()]
+    for path in (folder, *(each for each in below if not each.name.startswith("."))):
         name = path.relative_to(folder).as_posix()
         if is_image_folder(path):
             data.append(Data(kind="images", place=name))
@@ -117,12 +117,18 @@ def look(folder: Path) -> Found:
 
 
 def read_python(path: Path) -> tuple[list[Model], bool]:
-    """The models of a file, and whether it trains as soon as it is run."""
+    """The models of a file, and whether it is a script that trains.
+
+    A script that would train while it is imported has no models for others.
+    """
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError, OSError):
         return [], False
-    if any(_trains(node) for node in tree.body if not isinstance(node, ast.ClassDef)):
+    trains = any(_trains(node) for node in tree.body if not isinstance(node, ast.ClassDef))
+    acts = [node for node in tree.body if not (isinstance(node, _QUIET) or _is_text(node))]
+    guarded = [node for node in acts if ast.unparse(node).startswith("if __name__ ==")]
+    if trains and len(acts) > len(guarded):
         return [], True
     found = []
     for node in tree.body:
@@ -139,7 +145,18 @@ def read_python(path: Path) -> tuple[list[Model], bool]:
     }
     # A block that another model of the file is made of is not the model.
     whole = [model for model in found if model.name not in inside]
-    return whole or found, False
+    return whole or found, trains and bool(guarded)
+
+
+_QUIET = (
+    ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign,
+    ast.AnnAssign,
+)  # fmt: skip
+"""Statements that do not train when a file is imported."""
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _trains(node: ast.stmt) -> bool:
@@ -187,7 +204,7 @@ def find_arrays(folder: Path) -> tuple[list[Data], list[str]]:
     for path in sorted(folder.glob("*.npy")):
         try:
             heads[path.name] = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, OSError):
+        except (ValueError, OSError, EOFError):
             passed.append(f"{path.name} is not an array of numbers that can be read")
     inputs = [name for name, array in heads.items() if array.ndim >= 2]
     found = []
@@ -219,7 +236,8 @@ def find_tables(folder: Path) -> tuple[list[Data], list[str]]:
     for path in sorted(folder.glob("*.csv")):
         try:
             with path.open(newline="", encoding="utf-8") as file:
-                rows = [row for _, row in zip(range(MOST_ENTRIES), csv.reader(file), strict=False)]
+                lines = zip(range(MOST_ENTRIES), csv.reader(file), strict=False)
+                rows = [row for _, row in lines if row]
         except (UnicodeDecodeError, csv.Error, OSError):
             passed.append(f"{path.name} cannot be read as CSV in UTF-8")
             continue
@@ -233,14 +251,15 @@ def find_tables(folder: Path) -> tuple[list[Data], list[str]]:
             why = "rows of different length" if bad is None else f"the text {bad[:40]!r}"
             passed.append(f"{path.name} has {why}, and only its last column may be text")
             continue
-        last = [row[-1] for row in body]
+        last = [row[-1].strip() for row in body]
         text = not all(_is_number(cell) for cell in last)
-        whole = not text and all(re.fullmatch(r"\d+", cell.strip()) for cell in last)
+        whole = not text and all(re.fullmatch(r"\d+", cell) for cell in last)
         several = len(set(last)) <= MOST_CLASSES and len(set(last)) < len(last)
+        if text and not several:
+            passed.append(f"{path.name} has {len(set(last))} texts for {len(last)} rows at its end")
+            continue
         classes = len(set(last)) if several and (text or whole) else None
-        found.append(
-            Data(kind="table", place=path.name, header=header, text_targets=text, classes=classes)
-        )
+        found.append(Data(kind="table", place=path.name, header=header, classes=classes))
     return found, passed
 
 
@@ -279,9 +298,9 @@ def choose(found: Found, model: str | None, data: str | None) -> tuple[Model | N
 def begin(name: str, model: Model | None, data: Data | None) -> Beginning:
     """The first file: a configuration, or a script where data needs a few lines of Python."""
     if data is not None and data.kind in ("arrays", "table"):
-        return Beginning(name="start.py", text=_script(model, data), command="python start.py")
+        return Beginning(name="start.py", text=_script(model, data), command="python")
     text = _configuration(name, model, data)
-    return Beginning(name="paceline.toml", text=text, command="paceline train paceline.toml")
+    return Beginning(name="paceline.toml", text=text, command="paceline train")
 
 
 def _configuration(name: str, model: Model | None, data: Data | None) -> str:
@@ -363,7 +382,10 @@ def _reading(data: Data) -> Sequence[str]:
         return [*lines, "targets = targets.float()"]
     skip = 1 if data.header else 0
     lines = [
-        f"table = np.loadtxt({_quoted(data.place)}, delimiter=',', skiprows={skip}, dtype=str)",
+        "table = np.loadtxt(",
+        f"    {_quoted(data.place)}, delimiter=',', skiprows={skip}, dtype=str, comments=None,",
+        "    quotechar='\"', encoding='utf-8',",
+        ")",
         "inputs = torch.tensor(table[:, :-1].astype(np.float32))",
     ]
     if data.classes is not None:

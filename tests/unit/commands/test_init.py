@@ -107,19 +107,30 @@ def test_a_script_that_trains_is_not_imported(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\nfor _ in []:\n    loss.backward()\n")
     assert "next: paceline run train.py" in init(tmp_path)
     assert not (tmp_path / "paceline.toml").exists()
-    # Behind a function it does nothing when it is imported, but it trains all the same.
     (tmp_path / "train.py").write_text("def main():\n    loss.backward()\nmain()\n")
     assert read_python(tmp_path / "train.py") == ([], True)
+    # One that only trains when it is run can lend its model.
+    guarded = (
+        '"""Mine."""'
+        + NET.format(default="=8")
+        + "\nif __name__ == '__main__':\n    loss.backward()\n"
+    )
+    (tmp_path / "train.py").write_text(guarded)
+    models, is_loop = read_python(tmp_path / "train.py")
+    assert [model.name for model in models] == ["Net"]
+    assert is_loop
 
 
 def test_tables_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     (tmp_path / "people.csv").write_text("name,age\nAda,36\nAlan,41\n")
     (tmp_path / "short.csv").write_text("1,2\n")
+    (tmp_path / "names.csv").write_text("1,Ada\n2,Alan\n")
     (tmp_path / "objects.npy").write_bytes(b"no array")
     found = look(tmp_path)
     assert found.data == ()
-    assert "the text 'Ada'" in found.passed_over[1]
-    assert len(found.passed_over) == 3
+    assert "2 texts for 2 rows" in found.passed_over[1]
+    assert "the text 'Ada'" in found.passed_over[2]
+    assert len(found.passed_over) == 4
 
 
 def test_whole_numbers_are_classes_and_others_amounts() -> None:
@@ -131,7 +142,7 @@ def test_whole_numbers_are_classes_and_others_amounts() -> None:
 
 def test_the_scripts_of_arrays_and_tables_train(tmp_path: Path) -> None:
     numbers = np.random.default_rng(0).random((120, 3)).astype(np.float32)
-    kinds = np.where(numbers.sum(axis=1) > 1.5, "large", "small")
+    kinds = np.where(numbers.sum(axis=1) > 1.5, "large", '"#small"')
     for name in ("table", "arrays"):
         (tmp_path / name).mkdir()
     rows = [f"{a},{b},{c},{kind}" for (a, b, c), kind in zip(numbers, kinds, strict=True)]
