@@ -16,20 +16,12 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+import paceline
 from paceline.cli import COMMANDS
 from paceline.cli import paceline as program
 from paceline.config.help import settings_help
 
 ROOT = Path(__file__).parents[2]
-PUBLIC = {
-    "Training": ("paceline.api.train", "paceline.api.Workload", "paceline.api.Result"),
-    "A loop of one's own": ("paceline.pace.loop.Pace",),
-    "Errors": (
-        "paceline.errors.PacelineError",
-        "paceline.errors.UserError",
-        "paceline.errors.RunError",
-    ),
-}
 ROOT_PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
 
 
@@ -50,9 +42,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links out of docs/ lead to the pages that stand for what is there."""
-    depth = page.file.src_uri.count("/")
-    up = "../" * depth
-    outside = r"\]\((?:\.\./)+" if depth < 2 else r"\]\(\.\./\.\./"
+    place = page.file.src_uri
+    up = "../" * place.count("/")
+    outside = r"\]\((?:\.\./)+"
     text = re.sub(
         rf"{outside}examples/([\w/.-]+?)\)",
         lambda found: f"]({up}reference/examples.md#{anchor(found[1])})",
@@ -60,9 +52,7 @@ def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) 
     )
     for name in ROOT_PAGES:
         text = re.sub(rf"{outside}{name}", f"]({up}reference/{name.lower()}", text)
-    if page.file.src_uri.startswith("reference/") and page.file.src_uri[10:].upper() in {
-        name.upper() for name in ROOT_PAGES
-    }:
+    if place in {f"reference/{name.lower()}" for name in ROOT_PAGES}:
         text = re.sub(r"\]\(docs/decisions\)", "](../decisions/list.md)", text)
         text = re.sub(r"\]\(docs/", "](../", text)
     return text
@@ -122,12 +112,8 @@ def cell(text: str) -> str:
 
 def python() -> str:
     """What `import paceline` gives; mkdocstrings reads the docstrings."""
-    lines = ["# Python", ""]
-    for title, names in PUBLIC.items():
-        lines += [f"**{title}**", ""]
-        for name in names:
-            lines += [f"::: {name}", ""]
-    return "\n".join(lines)
+    names = (f"{paceline._HOME[name]}.{name}" for name in paceline.__all__)
+    return "\n\n".join(["# Python", *(f"::: {name}" for name in names)])
 
 
 def examples() -> str:

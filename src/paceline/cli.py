@@ -79,6 +79,7 @@ def paceline(debug: bool) -> None:
 
     \b
     paceline train                      the embedded default: real digits, a minute
+    paceline init                       a first file for what is in this folder
     paceline train my.toml              your own configuration
     paceline train --set train.epochs=2 any setting, changed on the line
     """
