@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from leaks import BACKING, SESSION, Watch, adopt_orphans
 
-from paceline.measure.instructions import use_safe_instructions
+from paceline.hardware.instructions import use_safe_instructions
 from paceline.schema import Config
 
 RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
