@@ -46,6 +46,12 @@ class Piece:
     arrived: float
 
 
+def _expire(pieces: list[Piece]) -> None:
+    for piece in pieces:
+        if not piece.answer.done():
+            piece.answer.set_exception(TooLateError())
+
+
 class Batcher:
     """The queue before one version, and the batches that are being computed."""
 
@@ -74,7 +80,10 @@ class Batcher:
         return self._queued
 
     async def submit(self, inputs: np.ndarray, deadline: float) -> np.ndarray:
-        """The outputs of one request, computed with others; `deadline` in the loop's time."""
+        """The outputs of one request, computed with others.
+
+        TooLateError where they are not there at `deadline`, in the loop's time.
+        """
         if self._queued + len(inputs) > self.queue_limit:
             rate = self.servable.setup.samples_per_second
             raise QueueFullError(self._queued / max(rate, 1.0))
@@ -89,11 +98,13 @@ class Batcher:
         if not self._called:  # after all that has arrived in this turn of the loop
             self._called = True
             self._loop.call_soon(self._start)
-        if len(pieces) == 1:
-            return await pieces[0].answer
+        expiry = self._loop.call_at(deadline, _expire, pieces)
         try:
+            if len(pieces) == 1:
+                return await pieces[0].answer
             return np.concatenate(await asyncio.gather(*(one.answer for one in pieces)))
         finally:
+            expiry.cancel()
             for one in pieces:
                 one.answer.cancel()
 

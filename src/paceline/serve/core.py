@@ -267,14 +267,13 @@ class Core:
     async def _outputs(self, entry: Entry, inputs: np.ndarray, deadline: float) -> np.ndarray:
         assert entry.batcher is not None
         try:
-            async with asyncio.timeout_at(deadline):
-                return await entry.batcher.submit(inputs, deadline)
+            return await entry.batcher.submit(inputs, deadline)
         except QueueFullError as error:
             seconds = str(max(1, round(error.seconds)))
             raise RefusalError(
                 503, f"the queue of {entry.name} is full", {"retry-after": seconds}
             ) from None
-        except (TooLateError, TimeoutError):
+        except TooLateError:
             raise RefusalError(504, "the deadline passed before the answer was there") from None
         except Exception as error:
             raise RefusalError(
