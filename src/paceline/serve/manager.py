@@ -250,7 +250,8 @@ class Manager:
             state = f"{entry.state}: {entry.error}" if entry and entry.error else ""
             state = state or (entry.state if entry else "not there")
             raise NotServedError(
-                f"{name} version {number} is not served ({state})", known=entry is not None
+                f"{name} version {number} is not served ({state})",
+                known=entry is not None and not entry.error,
             )
         return entry
 
