@@ -8,10 +8,11 @@ The same exported ONNX model behind every server, the same body to each, and the
 is checked before anything is timed (benchmarks/peers/serving.py). `hey` asks from 1 and from 16
 connections and shares the machine with the server. All servers of a model are started once and
 take turns of a few seconds, so that what else the machine does meets all of them; whoever has no
-turn is not asked. About 9 minutes with 3 rounds. DIR of --environments holds `venv-litserve`,
-`venv-bentoml` and `venv-fastapi`, each made with `pip install NAME onnxruntime numpy pillow
-'uvicorn[standard]'`; those that are missing are left out. DIR of --models is filled when it is
-empty. Figures are added to FILE's.
+turn is not asked. With 3 rounds the turns take 6 minutes; with all starts, 12.6 were seen on a
+machine at load 30 to 45. DIR of --environments holds `venv-litserve`, `venv-bentoml` and
+`venv-fastapi`, each made with `pip install NAME onnxruntime numpy pillow 'uvicorn[standard]'`;
+those that are missing are left out. DIR of --models is filled when it is empty. Figures are added
+to FILE's.
 
 "tensor" sends Paceline the same sample as 4-byte numbers behind the JSON of the Open Inference
 Protocol; "loop" is onnxruntime alone, on the batch that this made of 16 connections.
