@@ -21,11 +21,11 @@ from paceline.config.environment import passed_variables
 from paceline.errors import ConfigError, PacelineError, RunDirectoryError, WorkerError
 from paceline.launch.channel import Channel, Message, connect
 from paceline.launch.control import addresses_towards
-from paceline.launch.engines import Launch, Processes
+from paceline.launch.engines import Launch, StartedProcesses
 from paceline.launch.ssh import SshEngine
 from paceline.schema import Plan, decode, encode
 from paceline.schema.codec import rule
-from paceline.schema.hosts import Host, Place
+from paceline.schema.hosts import Host, NodePlace
 from paceline.schema.plain import ONE_LINE, checked, parse_json
 from paceline.secure.files import read_private, write_private
 
@@ -39,7 +39,7 @@ ANSWER_SECONDS = 150.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class JoinRequest:
     """What may be said of a host that is to join."""
 
     name: str
@@ -51,8 +51,8 @@ class Asked:
 class Newcomer:
     """A host on its way into the training."""
 
-    place: Place
-    running: Processes
+    place: NodePlace
+    running: StartedProcesses
     guest: Channel
     """Who asked for it, and is to be answered."""
     deadline: float
@@ -65,7 +65,7 @@ class Joining:
     def __init__(self, session: Session, plan: Plan, start: Message) -> None:
         self.session, self.plan, self.start = session, plan, start
         self.coming: dict[int, Newcomer] = {}
-        self.started: list[Processes] = []
+        self.started: list[StartedProcesses] = []
         self._door = session.order.run.path / DOOR
         if plan.servers and session.engine.backend == "gloo":
             self._open()
@@ -104,7 +104,7 @@ class Joining:
         while control.guests:
             guest, message = control.guests.pop(0)
             try:
-                self._ask(guest, self._known(decode(Asked, message["host"])))
+                self._ask(guest, self._known(decode(JoinRequest, message["host"])))
             except (PacelineError, OSError) as error:  # a guest's mistake must not end the training
                 _answer(guest, False, str(error))
         for node, newcomer in list(self.coming.items()):
@@ -117,7 +117,7 @@ class Joining:
             elif time.monotonic() > newcomer.deadline:
                 self._refuse(newcomer, f"host {newcomer.place.host.name} did not start in time")
 
-    def _known(self, asked: Asked) -> Host:
+    def _known(self, asked: JoinRequest) -> Host:
         """The host that is meant, started as the hosts of this training are."""
         hosts = self.session.order.hosts
         mine = next((host for host in hosts.host if host.name == asked.name), None)
@@ -137,7 +137,7 @@ class Joining:
         if self.coming:
             _answer(guest, False, "another host is joining: ask again when it has")
             return
-        place = Place(node=self._free_number(host), host=host)
+        place = NodePlace(node=self._free_number(host), host=host)
         session.control.expect(place.node)
         addresses = addresses_towards([host.network_address])
         launch = Launch(
@@ -147,7 +147,7 @@ class Joining:
             secret=session.control.secret,
             run=session.order.run.path.resolve(),
         )
-        running = Processes(SshEngine().command_lines(launch), launch.run)
+        running = StartedProcesses(SshEngine().command_lines(launch), launch.run)
         self.started.append(running)
         deadline = time.monotonic() + session.order.start_seconds
         self.coming[place.node] = Newcomer(place, running, guest, deadline)
@@ -229,7 +229,7 @@ def ask_to_join(run: Path, host: Host) -> str:
         channel = connect(places, note["secret"])
     except ConnectionError as error:
         raise RunDirectoryError(f"{run} is not being trained any more: {error}") from None
-    asked = Asked(name=host.name, address=host.address, cores=host.cores)
+    asked = JoinRequest(name=host.name, address=host.address, cores=host.cores)
     channel.send("join", host=encode(asked))
     end = time.monotonic() + ANSWER_SECONDS
     while time.monotonic() < end:
@@ -249,7 +249,7 @@ def ask_to_join(run: Path, host: Host) -> str:
     raise WorkerError(f"the launcher did not answer within {ANSWER_SECONDS:.0f} s")
 
 
-def welcome_fields(session: Session, place: Place) -> Message:
+def welcome_fields(session: Session, place: NodePlace) -> Message:
     """What an agent is told first: where the run is, and which cores are its own."""
     return {
         "run": str(session.order.run.path.resolve()),

@@ -15,7 +15,7 @@ from typing import Literal
 from paceline.config.environment import SECRET, lab_hosts
 from paceline.errors import UserError
 from paceline.launch.engines import Command, Engine, Launch
-from paceline.schema.hosts import Place
+from paceline.schema.hosts import NodePlace
 
 HOSTFILE = "hostfile"
 
@@ -105,7 +105,7 @@ class MpiEngine(Engine):
 def _contexts(launch: Launch, host_option: str) -> list[str]:
     """The program for every rank; hosts whose Python differs get a part of their own."""
 
-    def python(place: Place) -> str:
+    def python(place: NodePlace) -> str:
         return place.host.python or sys.executable
 
     groups = [list(group) for _, group in groupby(launch.places, python)]

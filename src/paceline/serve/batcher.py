@@ -37,7 +37,7 @@ class TooLateError(Exception):
 
 
 @dataclass(eq=False)
-class Piece:
+class RequestPart:
     """Samples of one request that are computed together."""
 
     inputs: np.ndarray
@@ -46,7 +46,7 @@ class Piece:
     arrived: float
 
 
-def _expire(pieces: list[Piece]) -> None:
+def _expire(pieces: list[RequestPart]) -> None:
     for piece in pieces:
         if not piece.answer.done():
             piece.answer.set_exception(TooLateError())
@@ -60,7 +60,7 @@ class Batcher:
         self.queue_limit, self.wait = queue, wait
         self.batches: dict[int, int] = {}
         """How many batches of each size were computed."""
-        self._pieces: deque[Piece] = deque()
+        self._pieces: deque[RequestPart] = deque()
         self._queued = self._running = self._computed = 0
         self._run = buffered(servable.run, servable.setup.batch)
         self._alone = None
@@ -89,7 +89,7 @@ class Batcher:
             raise QueueFullError(self._queued / max(rate, 1.0))
         size, now = self.servable.setup.batch, self._loop.time()
         pieces = [
-            Piece(inputs[start : start + size], self._loop.create_future(), deadline, now)
+            RequestPart(inputs[start : start + size], self._loop.create_future(), deadline, now)
             for start in range(0, len(inputs), size)
         ]
         self._pieces.extend(pieces)
@@ -147,7 +147,7 @@ class Batcher:
         self._timer = None
         self._start()
 
-    def _take(self, most: int) -> list[Piece]:
+    def _take(self, most: int) -> list[RequestPart]:
         """Pieces for one batch; those that nobody waits for any more are passed over."""
         now, batch, count = self._loop.time(), [], 0
         while self._pieces and count + len(self._pieces[0].inputs) <= most:
@@ -162,7 +162,7 @@ class Batcher:
             count += len(piece.inputs)
         return batch
 
-    def _compute(self, batch: list[Piece]) -> None:
+    def _compute(self, batch: list[RequestPart]) -> None:
         parts = [one.inputs for one in batch]
         count, run, pool = sum(map(len, parts)), self._run, self.servable.pool
         self.batches[count] = self.batches.get(count, 0) + 1
@@ -173,7 +173,7 @@ class Batcher:
         self._computed += count
         future.add_done_callback(lambda done: self._finish(batch, done))
 
-    def _finish(self, batch: list[Piece], done: asyncio.Future[np.ndarray]) -> None:
+    def _finish(self, batch: list[RequestPart], done: asyncio.Future[np.ndarray]) -> None:
         self._running -= 1
         self._computed -= sum(len(one.inputs) for one in batch)
         error = done.exception()

@@ -190,7 +190,7 @@ def onnx_providers(runtime: Any, device: str) -> list[str]:
 
 def _safetensors(about: Version, file: Path, device: str) -> tuple[Maker, bool]:
     from paceline.serve.networks import build_network
-    from paceline.train.device import choose_device
+    from paceline.training.device import choose_device
 
     if about.network is None:
         raise UnsupportedError(
@@ -232,7 +232,7 @@ def load_run(path: Path, device: str = "cpu", most: int | None = None) -> Servab
     """The best weights of a run, computed by PyTorch without an export."""
     from paceline.serve.export import describe_run
     from paceline.serve.trained import open_trained
-    from paceline.train.device import choose_device
+    from paceline.training.device import choose_device
 
     trained = open_trained(path, device=device)
     first = trained.outputs(np.zeros((1, *trained.signature.shape), trained.signature.dtype))

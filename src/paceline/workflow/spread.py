@@ -14,7 +14,7 @@ from paceline.config import dump_config
 from paceline.errors import ConfigError, StrategyError, UnsupportedError, UserError
 from paceline.launch.engines import Engine, engine_class
 from paceline.launch.inspection import Inspection, check_hosts
-from paceline.launch.session import Order, Session
+from paceline.launch.session import HostOrder, Session
 from paceline.plan import refuse_options_without_strategy
 from paceline.plan.foresee import foresee
 from paceline.plan.together import NodeSite, first_plan, trains_in_legs
@@ -29,12 +29,12 @@ from paceline.workflow.planning import plan_machines
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.api import HostsRequest, Start
+    from paceline.api import HostsRequest, TrainingStart
     from paceline.schema import Config
     from paceline.schema.hosts import Host, Hosts
 
 
-def train_on_hosts(start: Start) -> int:
+def train_on_hosts(start: TrainingStart) -> int:
     """Train on the hosts of `start`; the exit code of the first node."""
     request = start.hosts
     assert request is not None
@@ -66,7 +66,7 @@ def train_on_hosts(start: Start) -> int:
         )
     nodes = len(request.hosts.places)
     start.say(f"{nodes} node{'s' if nodes > 1 else ''} by {engine.name}, over {engine.backend}")
-    order = Order(
+    order = HostOrder(
         run=start.run,
         hosts=request.hosts,
         config=dump_config(start.config),
@@ -80,7 +80,7 @@ def train_on_hosts(start: Start) -> int:
     return Session(order, engine).run()
 
 
-def with_plan_for(start: Start, hosts: Sequence[str] | int) -> Start:
+def with_plan_for(start: TrainingStart, hosts: Sequence[str] | int) -> TrainingStart:
     """A run that goes on keeps its plan where that is of these hosts; else it is planned anew.
 
     `hosts`: one name per node, or only how many nodes there are. A plan that was asked for by name
@@ -157,7 +157,9 @@ def reach(hosts: tuple[Host, ...], found: Inspection | None) -> dict[str, Any]:
     }
 
 
-def plan_nodes(start: Start, session: Session, *, fixed: bool) -> tuple[Plan, LegsOrder | None]:
+def plan_nodes(
+    start: TrainingStart, session: Session, *, fixed: bool
+) -> tuple[Plan, LegsOrder | None]:
     """The plan for the agents that have come, and what leads them if it may change on the way.
 
     `fixed`: what `start` has was asked for by name.
@@ -183,7 +185,7 @@ def _writers(session: Session) -> tuple[int, ...]:
     return tuple(node for node, ready in sorted(session.ready.items()) if ready["shared"])
 
 
-def _legs_order(start: Start, session: Session) -> LegsOrder:
+def _legs_order(start: TrainingStart, session: Session) -> LegsOrder:
     """What the first node must know of what was asked for."""
     modelled = None
     machines = kept_machines(start.config, session.order.hosts)
