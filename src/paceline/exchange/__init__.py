@@ -20,7 +20,7 @@ REGISTRY: dict[str, str] = {
     "reduce_broadcast": "paceline.exchange.reduce_broadcast:ReduceBroadcast",
     "averaging": "paceline.exchange.averaging:Averaging",
     "parameter_server": "paceline.exchange.servers.parameter_server:ParameterServer",
-    "hogwild": "paceline.exchange.gossip.hogwild:Hogwild",
+    "hogwild": "paceline.exchange.gossip.hogwild:HogwildExchange",
 }
 
 # (name, compression) where that takes another class
