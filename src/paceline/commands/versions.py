@@ -49,8 +49,9 @@ def list_versions(folder: Path, as_json: bool) -> None:
     paceline versions list models/digits
     """
     serving, numbers = read_serving(checked_folder(folder)), version_numbers(folder)
-    served = served_numbers(serving, numbers)
-    rows = [_row(folder, number, serving, number in served) for number in numbers]
+    rows = [_row(folder, number, serving) for number in numbers]
+    served = served_numbers(serving, _loadable(rows))
+    rows = [row | {"served": row["version"] in served} for row in rows]
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
@@ -68,9 +69,14 @@ def list_versions(folder: Path, as_json: bool) -> None:
         )
 
 
-def _row(folder: Path, number: int, serving: Serving, served: bool) -> dict[str, Any]:
+def _loadable(rows: list[dict[str, Any]]) -> list[int]:
+    """Without those that reading would unpickle: a server passes over them."""
+    return [row["version"] for row in rows if row.get("kind") != "torch"]
+
+
+def _row(folder: Path, number: int, serving: Serving) -> dict[str, Any]:
     labels = sorted(name for name, version in serving.labels.items() if version == number)
-    row: dict[str, Any] = {"version": number, "served": served, "labels": labels}
+    row: dict[str, Any] = {"version": number, "labels": labels}
     try:
         version = read_json(Version, folder / str(number) / "version.json")
     except PacelineError as error:
@@ -112,7 +118,8 @@ def rollback(folder: Path) -> None:
     paceline versions rollback models/digits
     """
     serving = read_serving(checked_folder(folder))
-    number = stable_before(serving, version_numbers(folder))
+    rows = [_row(folder, number, serving) for number in version_numbers(folder)]
+    number = stable_before(serving, _loadable(rows))
     labels = {name: one for name, one in serving.labels.items() if name != "canary"}
     write_serving(folder, dataclasses.replace(serving, labels=labels | {"stable": number}))
     click.echo(f"{folder}: requests that name no version go to {number}")
