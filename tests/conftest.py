@@ -18,16 +18,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 from hypothesis import HealthCheck, settings
 from leaks import BACKING, SESSION, Watch, adopt_orphans
 
 from paceline.hardware.instructions import use_safe_instructions
 from paceline.schema import Config
-
-hypothesis.settings.register_profile("no clock", deadline=None)
-hypothesis.settings.load_profile("no clock")  # a busy machine fails no test
 
 RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
 StartCli = Callable[..., "subprocess.Popen[str]"]

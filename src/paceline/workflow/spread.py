@@ -14,7 +14,7 @@ from paceline.config import dump_config
 from paceline.errors import ConfigError, StrategyError, UnsupportedError, UserError
 from paceline.launch.engines import Engine, engine_class
 from paceline.launch.inspection import Inspection, check_hosts
-from paceline.launch.session import Order, Session
+from paceline.launch.session import HostOrder, Session
 from paceline.launch.ssh import is_here
 from paceline.plan import refuse_options_without_strategy
 from paceline.plan.foresee import foresee
