@@ -276,7 +276,7 @@ def _exchange_of(
     if plan.exchange not in SUMS:
         if len(plan.nodes) == 1:
             return ExchangeCost()
-        asked = dataclasses.replace(settings, kind=plan.exchange)  # type: ignore[arg-type]
+        asked = dataclasses.replace(settings, kind=plan.exchange)
         exchange = named_exchange(asked, len(plan.nodes))
         return dataclasses.replace(exchange, servers=len(plan.servers) or 1)
     split = None
