@@ -17,7 +17,7 @@ from paceline.launch.inspection import Inspection, check_hosts
 from paceline.launch.session import HostOrder, Session
 from paceline.launch.ssh import is_here
 from paceline.plan import refuse_options_without_strategy
-from paceline.plan.foresee import foresee
+from paceline.plan.measured import foresee
 from paceline.plan.together import NodeSite, first_plan, trains_in_legs
 from paceline.schema import Plan
 from paceline.schema.legs import LegsOrder
