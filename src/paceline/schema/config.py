@@ -8,8 +8,9 @@ from typing import Literal
 
 from paceline.errors import ConfigError, shown
 from paceline.schema.codec import rule
+from paceline.schema.exchanges import EXCHANGES
+from paceline.schema.strategies import STRATEGIES
 
-STRATEGIES = ("sequential", "threads", "replicas", "processes", "pipeline", "hybrid", "hogwild")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 DEFAULT_BATCH = 128
 MOST_CLASSES = 2**24
@@ -261,16 +262,7 @@ class Numerics:
 class LocalSettings:
     """How each machine uses its own cores."""
 
-    strategy: Literal[
-        "auto",
-        "sequential",
-        "threads",
-        "replicas",
-        "processes",
-        "pipeline",
-        "hybrid",
-        "hogwild",
-    ] = "auto"
+    strategy: str = rule(default="auto", names=STRATEGIES)
     """"auto" finds out while it trains; hogwild is never chosen unless named here."""
     processes: int | None = rule(default=None, minimum=1)
     """For processes and hogwild: how many; one per core when left out."""
@@ -294,9 +286,7 @@ class LocalSettings:
 class ExchangeSettings:
     """How machines agree on the weights."""
 
-    kind: Literal[
-        "auto", "allreduce", "ring", "reduce_broadcast", "parameter_server", "averaging", "hogwild"
-    ] = "auto"
+    kind: str = rule(default="auto", names=EXCHANGES)
     """How nodes agree; "auto" is all-reduce, or in legs what is exact and fastest."""
     partition: Literal["auto", "none", "manual"] = "auto"
     """Which linear layers are split over nodes: chosen from bytes, none, or those in `layers`."""
