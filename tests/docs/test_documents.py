@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -62,6 +63,30 @@ def test_examples_of_steps_train(tmp_path: Path, name: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert EXAMPLES[name] in done.stdout
+
+
+OTHERS = {
+    "lightning_module": ("lightning", "lightning", r"2 ranks: (\d+)\S* of the points"),
+    "hf_trainer": ("transformers", "huggingface", r"2 ranks: after 5, 6, 7 come \[(\d+)"),
+}
+"""Example: the package that it needs, the extra that has it, and what it prints."""
+
+
+@pytest.mark.slow
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("name", OTHERS)
+def test_examples_of_other_frameworks_train(tmp_path: Path, name: str) -> None:
+    package, extra, printed = OTHERS[name]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: pip install 'paceline[{extra}]'")
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", "run", "--nproc", "2", ROOT / "examples" / f"{name}.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = re.search(printed, done.stdout)
+    assert found is not None, done.stdout
+    assert int(found[1]) > 90 if name == "lightning_module" else int(found[1]) == 8
 
 
 @pytest.mark.slow

@@ -343,7 +343,7 @@ def gradients(
         seed_step(job.seed, step, job.first_worker + worker)
     values = placed(job, samples.values)
     with contextlib.nullcontext() if whole is None else whole.update(model):
-        with users_code(model, values, samples.count), autocast(job):
+        with users_code(job.step, model, values, samples.count), autocast(job):
             found = job.step(model, values)
         factor, counted = found.part_of(samples.count, total)
         if factor or _counts_nothing_well(found.loss, model, whole):

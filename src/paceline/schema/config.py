@@ -155,6 +155,10 @@ class Optimizer:
     """With schedule = "step": what the rate is multiplied with at each fall."""
     clip_norm: float | None = rule(default=None, minimum=0.0)
     """Largest norm of the whole gradient; longer ones are shortened to it."""
+    scheduler: str = ""
+    """Instead of a schedule: "module:callable", optimizer -> one of torch.optim.lr_scheduler."""
+    scheduler_steps: Literal["epoch", "update"] = "epoch"
+    """After what the scheduler takes its steps."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.learning_rate) or self.learning_rate <= 0:
@@ -167,6 +171,11 @@ class Optimizer:
             raise ConfigError(
                 f"optimizer.momentum and nesterov belong to sgd, not to {shown(self.name)}:"
                 " leave them out"
+            )
+        if self.scheduler and (self.schedule != "constant" or self.warmup):
+            raise ConfigError(
+                f"optimizer.scheduler = {shown(self.scheduler)} and optimizer.schedule or warmup"
+                " both say how the learning rate moves: leave one of them out"
             )
         if self.nesterov and not self.momentum:
             raise ConfigError("optimizer.nesterov = true needs optimizer.momentum above 0")
