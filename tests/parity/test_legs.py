@@ -56,7 +56,7 @@ def train_in_legs(folder: Path, legs: list[Leg], *changes: str) -> Path:
     settings, directory, _ = api.begin(
         load_config(None, (*base_changes(), EPOCHS, "local.strategy=auto", *changes)), run=folder
     )
-    start = api.Start(config=settings, run=directory, script=legs, silent=True)
+    start = api.TrainingStart(config=settings, run=directory, script=legs, silent=True)
     result = api.run_training(start)
     assert result.summary["finished"]
     return folder

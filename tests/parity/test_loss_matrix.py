@@ -12,7 +12,7 @@ import torch
 from node_series import Run, refusal, train_series
 from test_steps import ROUNDING, UNEQUAL, expected, settings
 
-from paceline.exchange import COMPRESSED, REGISTRY
+from paceline.exchange import COMPRESSED, EXCHANGES
 from paceline.schema import NodePlan
 
 LOSSES = (
@@ -45,7 +45,7 @@ def difference(task: str, found: dict[str, torch.Tensor]) -> float:
 
 def test_every_exchange_has_its_place_here() -> None:
     places = {*SUMS, *OWN_LOSS, *(kind for kind, _, _ in REFUSING.values())}
-    assert places == set(REGISTRY)
+    assert places == set(EXCHANGES)
     assert {how for _, how in COMPRESSED} <= REFUSING.keys()
 
 

@@ -1,6 +1,6 @@
 """machines.json: what each host is, how fast it trains a workload, and what joins the hosts.
 
-Every measured number is a `Figure`: its median, its quartiles and how it was taken,
+Every measured number is a `Measured`: its median, its quartiles and how it was taken,
 so that a prediction can state an interval and a person can judge it.
 """
 
