@@ -204,7 +204,7 @@ def _overview(core: Core) -> list[dict[str, Any]]:
             {
                 "name": name,
                 "policy": serving.policy,
-                "canary_percent": serving.canary_percent,
+                "canary_percent": serving.canary_percent if "canary" in serving.labels else 0,
                 "problem": model.problem,
                 "versions": versions,
             }
