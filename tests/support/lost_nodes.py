@@ -53,7 +53,7 @@ def kill_together(
     number: int = signal.SIGKILL,
 ) -> None:
     """Send a node a signal once all have made updates together; to stop it, its agent too."""
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while not any(len(leg.plan.nodes) == nodes and leg.updates for leg in read_legs(run / LEGS)):
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < end, "the nodes did not train together"

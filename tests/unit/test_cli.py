@@ -176,6 +176,6 @@ def test_a_reader_that_leaves_gets_no_words(arguments: list[str], tmp_path: Path
         process.stdout.close()
         assert process.stderr is not None
         error = process.stderr.read().decode()
-        process.wait(60)
+        process.wait(300)
     assert error == ""
     assert process.returncode in (0, 1)  # click ends with 1, and not by a signal

@@ -23,6 +23,7 @@ from paceline.config.environment import SECRET, child_environment
 from paceline.errors import UnsupportedError, UserError, unknown_name
 from paceline.schema.hosts import Host, NodePlace
 from paceline.schema.registry import Registry, imported
+from paceline.text import printable
 
 ENGINES: Registry[str] = Registry("engine", "paceline.engines", {
     "mpi": "paceline.launch.mpi:MpiEngine",
@@ -220,7 +221,7 @@ def tail(log: Path, lines: int = 3) -> str:
         text = log.read_text(errors="replace")
     except OSError:
         return ""
-    words = [line.strip() for line in text.splitlines() if line.strip(" -\t")]
+    words = [printable(line.strip()) for line in text.splitlines() if line.strip(" -\t")]
     return " / ".join(words[-lines:])[-600:]
 
 

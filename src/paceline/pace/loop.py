@@ -27,8 +27,10 @@ from paceline.pace.keeping import (
     load_models,
     load_optimizers,
     model_state,
+    of_this_loop,
     open_keeper,
     optimizer_states,
+    own_state,
     planned,
     random_state,
     script_name,
@@ -353,16 +355,17 @@ class Pace:
         return state.position.epoch
 
     def _restore(self, model: dict[str, Any], optimizer: dict[str, dict[str, Any]]) -> None:
-        own = optimizer.pop(OWN)
+        generators = [each for loader in self._loaders for each in loader.generators]
+        own = own_state(optimizer.pop(OWN, None), len(self._others), len(generators))
         load_models(self._models, self._more, model)
         load_optimizers(self._states, optimizer)
-        for thing, state in zip(self._others, own["others"], strict=True):
-            thing.load_state_dict(state)
-        generators = [each for loader in self._loaders for each in loader.generators]
-        for generator, state in zip(generators, own["generators"], strict=True):
-            generator.set_state(torch.tensor(state, dtype=torch.uint8))
-        if self.rank < len(own["random"]):
-            set_random_state(own["random"][self.rank])
+        with of_this_loop():
+            for thing, state in zip(self._others, own["others"], strict=True):
+                thing.load_state_dict(state)
+            for generator, state in zip(generators, own["generators"], strict=True):
+                generator.set_state(torch.tensor(state, dtype=torch.uint8))
+            if self.rank < len(own["random"]):
+                set_random_state(own["random"][self.rank])
         if len(own["shares"]) == self.ranks and self._follows_speed:
             self._divide(own["shares"])
 

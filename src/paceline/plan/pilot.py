@@ -173,6 +173,9 @@ def _after_trial(known: Knowledge, last: Leg) -> Decision:
 
 def _after_check(known: Knowledge, last: Leg) -> Decision:
     trial = known.legs[-2]
+    names = [option.name for option in known.options]
+    if trial.name not in names:  # a node that it needs was lost meanwhile
+        return _onward(known, last.best)
     found = compare(_fresh(known.legs), trial.name, last.best)
     if found is None or found.is_slower:
         return _onward(known, last.best)
@@ -188,7 +191,6 @@ def _after_check(known: Knowledge, last: Leg) -> Decision:
         and spent(known) + cost <= _allowance(known, last.best)
     ):
         return _trial(known, trial.name, last.best, "too close to call")
-    names = [option.name for option in known.options]
     return _onward(known, min(trial.name, last.best, key=names.index))
 
 

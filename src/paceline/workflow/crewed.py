@@ -153,7 +153,7 @@ class Crewed:
             if number not in self._said and number not in self._timed:
                 said = self.node.crew.said_by(number, "speed")
                 if said is not None:
-                    self._said[number] = float(said)
+                    self._said[number] = said
         if 0 not in self._timed:
             return
         speeds = list(self.seen.speeds)

@@ -198,6 +198,17 @@ def test_it_begins_with_what_past_trainings_found() -> None:
     assert set(machine.names) == {LAYOUT}
 
 
+def test_what_was_tried_and_is_no_option_any_more_is_not_gone_on_with() -> None:
+    """A node of it was lost while the others were timed once more beside it."""
+    machine = Machine({PLAIN: 0.1, LAYOUT: 0.1}, updates=10_000, noise=0.05)
+    machine.known = dataclasses.replace(machine.known, options=OPTIONS[:2])
+    while not (machine.known.legs and machine.known.legs[-1].role == "check"):
+        machine.make(next_leg(machine.known))
+    assert machine.known.legs[-2].name == LAYOUT
+    machine.known = dataclasses.replace(machine.known, options=OPTIONS[:1])
+    assert next_leg(machine.known).name == PLAIN
+
+
 def test_one_that_needs_ranks_is_not_begun_with_before_they_stand_by() -> None:
     assert next_leg(Knowledge(options=OPTIONS, updates=10, start=SPLIT)).name == PLAIN
     assert next_leg(Knowledge(options=OPTIONS, updates=10, start=SPLIT, ready=2)).name == SPLIT

@@ -101,7 +101,7 @@ def test_a_lost_host_ends_the_run_and_is_named(
         process = lab.start(line, on="a", stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         wait_for("epoch 2/", process, log)
         getattr(lab, fault)("b")
-        code = process.wait(30)
+        code = process.wait(300)
         process.close()
     text = log.read_text()
     last = text.strip().splitlines()[-1]
