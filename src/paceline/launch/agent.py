@@ -34,9 +34,9 @@ from paceline.config.environment import (
 from paceline.exchange.losses import leave_word
 from paceline.launch.carry import Carrier
 from paceline.launch.channel import BEAT_SECONDS, REPORT, Channel, Message, connect
-from paceline.launch.child import Child
+from paceline.launch.child import Child, how_it_ended
 from paceline.launch.files import take_piece
-from paceline.launch.leftovers import SharedFiles
+from paceline.launch.leftovers import SharedFiles, end_daemon
 from paceline.launch.rank import die_with_parent
 from paceline.launch.signals import leave_tidily
 from paceline.local.board import Board, anonymous_memory
@@ -50,6 +50,8 @@ MARKER = ".launch"
 """File in the run directory by which an agent sees that it is the launcher's own."""
 _QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Torch warns of every host that has a number but no name; what fails raises anyway."""
+_LAST_LOOK_SECONDS = 0.3
+"""A process that was killed closes its connections before it can be seen to have ended."""
 _ANSWERS = {"measure": "measuring", "links": "measuring the network"}
 """Children that print one answer as JSON, and what an error calls them."""
 
@@ -70,6 +72,8 @@ class Agent:
         self.leaving: int | None = None
         """The exit code, once the launcher has what was written here."""
         self.exit_code: int | None = None
+        self.is_deserted = False
+        """The launcher has gone, or let this node go: nobody else ends what started us."""
         self.variables: dict[str, str] = {}
         self.shared_files = SharedFiles()
 
@@ -99,12 +103,17 @@ class Agent:
                     beat = time.monotonic() + BEAT_SECONDS
                     self.channel.send("beat", ranks=self.places())
             return self.exit_code
+        except SystemExit as leaving:  # a signal
+            self.say_why(int(leaving.code or 0) - 128)
+            raise
         finally:
             self.end_child()
             self.selector.close()
             self.channel.close()
             self.shared_files.remove()
             self.carrier.close()
+            if self.is_deserted:
+                end_daemon()
 
     # --- what the launcher says -----------------------------------------------
 
@@ -118,7 +127,7 @@ class Agent:
                 except Exception as error:
                     self.channel.send("error", report=_report(error, self.first_rank))
         if not is_open and self.exit_code is None:
-            self.exit_code = 1
+            self.exit_code, self.is_deserted = 1, True
 
     def on_welcome(self, message: Message) -> None:
         """Where the run is, what the launcher's environment has, which cores are ours."""
@@ -322,22 +331,31 @@ class Agent:
         path = self.run.path / f"node-{self.node}" / "error.json"
         with contextlib.suppress(OSError, ValueError):
             return dict(checked(read_json_file(path), REPORT))
+        return self.wordless(f"{how_it_ended(code)} {self.where()}")
+
+    def wordless(self, text: str) -> dict[str, Any]:
+        report = {"rank": self.first_rank, "kind": "LostError", "message": text, "expected": True}
+        return report | {"traceback": "", "wordless": True}
+
+    def where(self) -> str:
         place = self.places()[0]
-        where = f"in {place['phase'] or 'start-up'} of update {place['update']}"
-        if code < 0:
-            name = signal.Signals(-code).name
-            cause = " (often: out of memory)" if -code == signal.SIGKILL else ""
-            text = f"was killed by {name}{cause} {where}"
-        else:
-            text = f"exited with code {code} {where}"
-        return {
-            "rank": self.first_rank,
-            "kind": "WorkerError",
-            "message": text,
-            "expected": True,
-            "traceback": "",
-            "wordless": True,
-        }
+        return f"in {place['phase'] or 'start-up'} of update {place['update']}"
+
+    def say_why(self, number: int) -> None:
+        """Before a signal ends us: was it the child that ended first, as MPI's daemons find out?
+
+        They end every agent of a training of which one process is gone.
+        """
+        child = self.child
+        if child is not None and child.purpose == "train":
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = child.process.wait(timeout=_LAST_LOOK_SECONDS)
+                if code:
+                    self.channel.send("error", report=self.failure(code))
+                    return
+        name = signal.Signals(number).name
+        report = self.wordless(f"was told to end ({name} to its agent) {self.where()}")
+        self.channel.send("error", report=report | {"told": True})
 
     def places(self) -> list[dict[str, Any]]:
         """Where each rank of this node is."""

@@ -26,7 +26,10 @@ SILENCE_SECONDS = 6.0
 MOST_WAITING = 2**20
 """Bytes in the queue above which beats and printed lines are left out: the other side is stuck."""
 
-REPORT: Final = {"rank": int, "kind": ONE_LINE, "message": str, "expected": bool, "traceback?": str}
+REPORT: Final = {
+    "rank": int, "kind": ONE_LINE, "message": str, "expected": bool, "traceback?": str,
+    "wordless?": bool, "told?": bool,
+}  # fmt: skip
 """What a rank that failed says of itself, here and in error.json."""
 TO_LAUNCHER: Final[Mapping[str, Mapping[str, Any]]] = {
     "hello": {"node": int, "host?": ONE_LINE, "cores?": [int]},

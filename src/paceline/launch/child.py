@@ -75,3 +75,15 @@ class Child:
             self.process.wait(timeout=10)
         for stream in self.streams:
             stream.close()
+
+
+def how_it_ended(code: int) -> str:
+    """A process that ended without a word, by its exit code.
+
+    >>> how_it_ended(-9)
+    'was killed by SIGKILL (often: out of memory)'
+    """
+    if code >= 0:
+        return f"exited with code {code}"
+    cause = " (often: out of memory)" if -code == signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{cause}"

@@ -9,16 +9,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from paceline.errors import WorkerError
+from paceline.errors import LostError, WorkerError
 from paceline.launch import failures
 from paceline.launch.agent import MARKER
-from paceline.launch.channel import Message
+from paceline.launch.channel import SILENCE_SECONDS, Message
 from paceline.launch.collect import Collecting, run_identity
 from paceline.launch.control import Control, Lost, addresses_towards
 from paceline.launch.engines import Engine, Launch, Running
 from paceline.launch.files import pieces_of
 from paceline.launch.joining import Joining, welcome_fields
 from paceline.launch.signals import Received, handled
+from paceline.launch.ssh import is_here
 from paceline.run import RunDirectory
 from paceline.schema import Plan, decode, encode, write_json
 from paceline.schema.hosts import Host, Hosts, Place
@@ -55,6 +56,8 @@ class Order:
     """The module that trains one node by a plan."""
     legs_program: str = "paceline.workflow.hosts_member"
     """The module that trains one node in legs."""
+    silence: float = SILENCE_SECONDS
+    """Seconds without a word after which a host counts as lost."""
     continues: bool = False
     """The run was begun before: it must have a checkpoint."""
     silent: bool = False
@@ -77,7 +80,7 @@ class Session:
         hosts = [place.host.network_address for place in self.places]
         # Where the engine chooses the hosts, nobody knows yet from where they will call.
         self.addresses = own_addresses() if engine.places_nodes else addresses_towards(hosts)
-        self.control = Control(len(self.places), self.addresses)
+        self.control = Control(len(self.places), self.addresses, silence=order.silence)
         self.signals = Received()
         self.marker = secrets.token_hex(16)
         self.identity = self.marker[:16]
@@ -92,6 +95,8 @@ class Session:
         """Those of them that are lost."""
         self.forgiven: list[tuple[int, Message | Lost]] = []
         """How they were: the cause, should the first node fail with them."""
+        self.unheard: set[str] = set()
+        """Hosts that were silent when the session failed: there is no use in asking them again."""
         self.in_legs = False
         """The first node leads, and makes the next leg without a node that was lost."""
         self.joining: Joining | None = None
@@ -163,7 +168,7 @@ class Session:
                     f" launcher's port {self.control.port} open to the hosts?"
                 )
         if self.engine.places_nodes:
-            self.places = self.found_places()
+            self.places = found_places(self.control)
         for place in self.places:
             self.welcome(place)
         self.ready = self.await_all("ready", "joining the run", self.order.start_seconds)
@@ -178,19 +183,6 @@ class Session:
         self.first_ranks[place.node : place.node + 1] = [rank]
         self.spare.add(place.node)
         self.gone.discard(place.node)
-
-    def found_places(self) -> tuple[Place, ...]:
-        """Where the engine has put the nodes; agents that see the same cores divide them."""
-        peers = [self.control.peers[node] for node in range(len(self.places))]
-        found = []
-        for peer in peers:
-            alike = [p.node for p in peers if (p.host, p.cores) == (peer.host, peer.cores)]
-            address = peer.address
-            if address.startswith("127.") and any(p.host != peer.host for p in peers):
-                address = peer.host
-            host = Host(name=peer.host, address=address, slots=len(alike))
-            found.append(Place(node=peer.node, host=host, slot=alike.index(peer.node)))
-        return tuple(found)
 
     def measure(self, *, again: bool = False) -> dict[int, Machines]:
         """Let each node find out what planning must know of it, all at the same time."""
@@ -390,19 +382,44 @@ class Session:
                     self.failures.append((node, message))
                 else:
                     self.collecting.hear(node, message)
+        self.unheard = self.silent_hosts()
         # The first node may only say that it has lost another.
         causes = [*self.failures, *self.forgiven]
         node, cause = min(causes, key=lambda failure: failures.order(failure[1]))
         if isinstance(cause, Lost):
-            raise WorkerError(f"{self.lost_sentence(cause)}; the run was ended")
+            raise LostError(self.lost_sentence(cause))
         if self.signals.numbers and node == 0:  # it had not yet begun to train
             self.interrupt(self.signals.numbers[0])
         failures.raise_report(cause["report"], self.places[node].host.name)
 
     def has_cause(self) -> bool:
-        return any(failures.order(failure) == 0 for _, failure in self.failures)
+        return any(failures.order(failure) <= 1 for _, failure in self.failures)
+
+    def silent_hosts(self) -> set[str]:
+        """Hosts that have said nothing for too long."""
+        lost = [each for _, each in (*self.failures, *self.forgiven) if isinstance(each, Lost)]
+        found = {each.node for each in lost if each.silent_seconds is not None}
+        quiet = self.cut_off() if found else []
+        return {self.places[node].host.name for node in (*found, *quiet)}
+
+    def reached(self, node: int) -> int:
+        """The update that a node was in when it was last heard of."""
+        peer = self.control.peers.get(node)
+        return max((int(place["update"]) for place in peer.places), default=0) if peer else 0
+
+    def cut_off(self) -> list[int]:
+        """Nodes of other machines, if none of them is heard: the link that is down is our own."""
+        places = [p for p in self.places if not is_here(p.host.network_address)]
+        nodes = [place.node for place in places if place.node in self.control.connected]
+        alone = len({place.host.name for place in places}) > 1
+        return nodes if alone and nodes and all(map(self.control.quiet, nodes)) else []
 
     def lost_sentence(self, lost: Lost) -> str:
+        if lost.silent_seconds is not None and (nodes := self.cut_off()):
+            return (
+                f"the launcher has not heard of any other host ({self.names(nodes)}) for"
+                f" {lost.silent_seconds:.0f} s: the link of this machine is down"
+            )
         host = self.places[lost.node].host.name
         place = self.control.peers[lost.node].place
         return failures.lost_sentence(lost, host, self.first_ranks[lost.node], place)
@@ -414,6 +431,20 @@ class Session:
         """
         names = list(dict.fromkeys(self.places[node].host.name for node in nodes))
         return f"host {names[0]}" if len(names) == 1 else f"hosts {', '.join(names)}"
+
+
+def found_places(control: Control) -> tuple[Place, ...]:
+    """Where an engine has put the nodes; agents that see the same cores divide them."""
+    peers = [control.peers[node] for node in range(control.nodes)]
+    found = []
+    for peer in peers:
+        alike = [p.node for p in peers if (p.host, p.cores) == (peer.host, peer.cores)]
+        address = peer.address
+        if address.startswith("127.") and any(p.host != peer.host for p in peers):
+            address = peer.host
+        host = Host(name=peer.host, address=address, slots=len(alike))
+        found.append(Place(node=peer.node, host=host, slot=alike.index(peer.node)))
+    return tuple(found)
 
 
 def decode_name(config: str) -> str:

@@ -69,6 +69,17 @@ class Lesson:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Broken:
+    """A loss after which all nodes were started again."""
+
+    why: str
+    left: tuple[str, ...] = ()
+    """Hosts that are not there any more."""
+    at: float = 0.0
+    """When it was noticed, in seconds since 1970."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LegsOrder:
     """What the node that leads a training over several is told before it begins."""
 
@@ -87,6 +98,8 @@ class LegsOrder:
     """Forget what past trainings have taught."""
     elapsed: float = 0.0
     """Seconds since the training was asked for."""
+    broken: Broken | None = None
+    """Why the nodes were started again, if they were."""
 
 
 def leg_text(role: str, name: str, reason: str) -> str:

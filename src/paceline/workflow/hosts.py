@@ -21,7 +21,7 @@ from paceline.plan.teams import labels
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, RankContext, read_json, write_json
 from paceline.schema.checkpoint import check_continued
-from paceline.schema.legs import LegsOrder, Lesson
+from paceline.schema.legs import Broken, Leg, LegsOrder, Lesson
 from paceline.workflow.alone import legs_before
 from paceline.workflow.crewed import Crewed
 from paceline.workflow.hosts_training import HostsTraining
@@ -186,6 +186,9 @@ def _lead(begun: _Begun, node: Node, home: Home) -> Outcome:
     began = _begin(runner, home)
     home.recorder.ready()
     write_json(home.run.plan, crewed.plans[name])
+    earlier = legs_before(home.run, began, crewed.name_of)
+    if order.broken is not None:
+        earlier = _with_loss(earlier, order.broken, name, crewed.plans[name])
     training = HostsTraining(
         LegsRequest(
             home=dataclasses.replace(home, began=began.started),
@@ -194,7 +197,7 @@ def _lead(begun: _Begun, node: Node, home: Home) -> Outcome:
             begun=began,
             began=home.began,
             built_seconds=built,
-            earlier=legs_before(home.run, began, crewed.name_of),
+            earlier=earlier,
             start=name if wanted is not None else None,
             script=order.script,
             verbose=order.verbose,
@@ -206,6 +209,14 @@ def _lead(begun: _Begun, node: Node, home: Home) -> Outcome:
     if not order.script:
         _keep_lesson(place, training)
     return outcome
+
+
+def _with_loss(legs: list[Leg], broken: Broken, name: str, plan: Plan) -> list[Leg]:
+    """The legs before a loss that ended all nodes, the last of them with what it has cost."""
+    last = legs.pop() if legs else Leg(name=name, plan=plan)
+    seconds = max(0.0, time.time() - broken.at)
+    lost = dataclasses.replace(last, ended=broken.why, left=broken.left, lost_seconds=seconds)
+    return [*legs, lost]
 
 
 def _begin(runner: Together, home: Home) -> Began:

@@ -11,7 +11,15 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import dump_config
-from paceline.errors import ConfigError, StrategyError, UnsupportedError, UserError
+from paceline.errors import (
+    ConfigError,
+    DeadlineError,
+    LostError,
+    StrategyError,
+    UnsupportedError,
+    UserError,
+)
+from paceline.launch.collect import newest_here
 from paceline.launch.engines import Engine, engine_class
 from paceline.launch.inspection import Inspection, check_hosts
 from paceline.launch.session import Order, Session
@@ -25,6 +33,7 @@ from paceline.workflow.calibration import calibration
 from paceline.workflow.machines import kept_machines, place_name
 from paceline.workflow.partitioning import partitioned
 from paceline.workflow.planning import plan_machines
+from paceline.workflow.restarts import Restarts, on_those_left
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +44,25 @@ if TYPE_CHECKING:
 
 
 def train_on_hosts(start: Start) -> int:
-    """Train on the hosts of `start`; the exit code of the first node."""
+    """Train on the hosts of `start`; the exit code of the first node.
+
+    A loss that ends all nodes costs what was done since the newest checkpoint: they are started
+    again, on the hosts that are left.
+    """
+    restarts = Restarts(start)
+    while True:
+        session = make_session(start)
+        try:
+            return session.run()
+        except (LostError, DeadlineError) as error:
+            start = restarts.after(session, error, start)
+
+
+def make_session(start: Start) -> Session:
+    """The hosts checked, the engine chosen: nothing is started yet."""
+    found = None
+    if start.broken is not None:
+        start, found = on_those_left(start, start.broken)
     request = start.hosts
     assert request is not None
     names = [place.host.name for place in request.hosts.places]
@@ -50,8 +77,7 @@ def train_on_hosts(start: Start) -> int:
         request = dataclasses.replace(request, hosts=hosts)
     if start.plan is None and start.config.local.strategy == "auto":
         refuse_options_without_strategy(start.config.local)
-    found = None
-    if request.engine.partition(":")[0] != "slurm":
+    if found is None and request.engine.partition(":")[0] != "slurm":
         found = check_hosts(request.hosts.in_order, start.config)
         for warning in found.warnings():
             start.say(f"warning: {warning}")
@@ -65,19 +91,21 @@ def train_on_hosts(start: Start) -> int:
             " store: use --engine ssh where you do not trust all who can reach it"
         )
     nodes = len(request.hosts.places)
-    start.say(f"{nodes} node{'s' if nodes > 1 else ''} by {engine.name}, over {engine.backend}")
+    if start.broken is None:
+        start.say(f"{nodes} node{'s' if nodes > 1 else ''} by {engine.name}, over {engine.backend}")
     order = Order(
         run=start.run,
         hosts=request.hosts,
         config=dump_config(start.config),
         plan=lambda session: plan_nodes(start, session, fixed=fixed),
-        continues=not start.run.is_new,
+        continues=not start.run.is_new if start.broken is None else newest_here(start.run.path) > 0,
+        silence=start.config.train.silence,
         silent=start.silent,
         say=start.say,
         show=start.show,
         **reach(request.hosts.in_order, found),
     )
-    return Session(order, engine).run()
+    return Session(order, engine)
 
 
 def with_plan_for(start: Start, hosts: Sequence[str] | int) -> Start:
@@ -198,6 +226,7 @@ def _legs_order(start: Start, session: Session) -> LegsOrder:
         verbose=start.verbose,
         again=start.again,
         elapsed=time.perf_counter() - start.began,
+        broken=start.broken,
     )
 
 

@@ -21,7 +21,7 @@ from paceline.workflow.requests import taking_requests
 
 if TYPE_CHECKING:
     from paceline.schema.hosts import Hosts
-    from paceline.schema.legs import Leg
+    from paceline.schema.legs import Broken, Leg
     from paceline.serve.answers import Guess
     from paceline.train.given import Given
 
@@ -99,6 +99,8 @@ class Start:
     """Whoever started it goes on with settings that are changed on the way (`Result.changes`)."""
     began: float = field(default_factory=time.perf_counter)
     """When the training was asked for."""
+    broken: Broken | None = None
+    """Why its nodes are started again, if they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
