@@ -7,6 +7,7 @@ of them train; it must end by itself, with the weights of one process where its 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import signal
@@ -48,7 +49,7 @@ _SETTINGS: Mapping[str, object] = {
     "optimizer.name": "sgd",
     "optimizer.learning_rate": 0.01,
     "optimizer.momentum": 0.9,
-    "train.epochs": 160,
+    "train.epochs": 100,
     "train.checkpoint_seconds": 5.0,
     "pilot.budget": 1.0,
 }
@@ -228,6 +229,10 @@ class Cell:
         self.cache = folder / "cache"
         self.epochs: list[float] = []
         """When each epoch's end was first seen."""
+        self.before = 0
+        """How many there were when the fault came, ..."""
+        self.broken_at = 0.0
+        """... which was then."""
 
     def run(self, expected: Mapping[str, Any]) -> Outcome:
         """The training, its fault, and how it ended."""
@@ -272,7 +277,7 @@ class Cell:
             for line in (self.run_path / "legs.jsonl").read_text().splitlines():
                 with contextlib.suppress(ValueError):
                     leg = json.loads(line)
-                    if len(leg["plan"]["nodes"]) == len(HOSTS) and leg["role"] != "trial":
+                    if len(leg["plan"]["nodes"]) == len(HOSTS) and leg["updates"]:
                         return True
         return False
 
@@ -307,10 +312,10 @@ class Cell:
         outcome.repeated = sum(int(number) for number in _REPEATED.findall(text))
         outcome.repeated += text.count("; training goes on with ")
         if outcome.code == 0:
-            gaps = [b - a for a, b in zip(self.epochs, self.epochs[1:], strict=False)]
+            gaps = [b - a for a, b in itertools.pairwise(self.epochs)]
             usual = statistics.median(gaps[: max(1, self.before - 1)])
             after = [self.broken_at, *(t for t in self.epochs if t > self.broken_at)]
-            waits = [b - a for a, b in zip(after, after[1:], strict=False)]
+            waits = [b - a for a, b in itertools.pairwise(after)]
             outcome.seconds = max(0.0, max(waits, default=0.0) - usual)
             if self.how.exact:
                 outcome.equal = _are_equal(self.run_path, expected)

@@ -1,4 +1,4 @@
-"""A model whose computing is sleeping: hosts that share this machine's cores do not slow it down."""
+"""A model whose computing is sleeping: hosts that share cores do not slow each other down."""
 
 from __future__ import annotations
 
