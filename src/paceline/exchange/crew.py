@@ -10,7 +10,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from paceline.errors import DeadlineError, LostError, WorkerError
@@ -22,6 +22,9 @@ _LOOK_SECONDS = 0.05
 _KEPT = 64
 """Orders that stay in the store for nodes that have not read them yet."""
 _ORDER = {"do": ONE_LINE, "members": [int], "words": {}}
+_WELCOME = {"number": int, "hosts": [ONE_LINE]}
+_ARRIVALS = "arrivals"
+"""Set while a node that came later waits to be taken in."""
 _ANSWER = {"did?": {}, "refused?": str, "kind?": ONE_LINE}
 
 
@@ -83,7 +86,46 @@ class Crew:
         with _explained("tell the other nodes to stop"):
             self._store.set("stop", "1")
 
+    def has_arrivals(self) -> bool:
+        """Whether a node that came later waits to be taken in."""
+        with _explained("hear the other nodes"):
+            return self._store.check([_ARRIVALS])
+
+    def arrivals(self) -> dict[int, Any]:
+        """Nodes that wait to be taken in, the next new number among them, and what they say."""
+        found = {}
+        with _explained("hear the other nodes"):
+            self._store.delete_key(_ARRIVALS)
+            for node in range(1, len(self.hosts) + 1):
+                if self._store.check([f"arrived/{node}"]):
+                    found[node] = parse_json(self._store.get(f"arrived/{node}"))
+                    self._store.delete_key(f"arrived/{node}")
+        return found
+
+    def take_in(self, node: int, host: str) -> None:
+        """Count a node among the others from the next order on."""
+        self.name([node], [host])
+        self.gone.pop(node, None)
+        text = json.dumps({"number": self._number, "hosts": self.hosts})
+        with _explained("tell a node that it is taken in"):
+            self._store.set(f"welcome/{node}", text)
+
     # --- the others -----------------------------------------------------------
+
+    def arrive(self, words: dict[str, Any]) -> None:
+        """Come to a training under way; returns when the first node has taken this one in."""
+        with _explained("tell the first node that it is here"):
+            self._store.delete_key(f"welcome/{self.node}")
+            self._store.set(f"arrived/{self.node}", json.dumps(words))
+            self._store.set(_ARRIVALS, "1")
+        welcome = self._await(f"welcome/{self.node}", _WELCOME)
+        self._number, self.hosts = int(welcome["number"]), list(welcome["hosts"])
+
+    def name(self, nodes: Iterable[int], hosts: Iterable[str]) -> None:
+        """Learn what nodes are called, those that came later among them."""
+        for node, host in zip(nodes, hosts, strict=True):
+            self.hosts += ["?"] * (node + 1 - len(self.hosts))
+            self.hosts[node] = host
 
     def say(self, what: str, value: Any) -> None:
         """Say something of this node that nobody waits for."""
@@ -112,14 +154,14 @@ class Crew:
         """The next order for this node; sleeps until it comes."""
         while True:
             self._number += 1
-            order = self._await(f"order/{self._number}")
+            order = self._await(f"order/{self._number}", _ORDER)
             if self.node in order["members"]:
                 return order
 
-    def _await(self, key: str) -> dict[str, Any]:
+    def _await(self, key: str, shape: Mapping[str, Any]) -> dict[str, Any]:
         while True:
             try:
-                return dict(checked(parse_json(self._store.get(key)), _ORDER))
+                return dict(checked(parse_json(self._store.get(key)), shape))
             except RuntimeError as error:
                 if not _is_patience(error):
                     raise WorkerError(

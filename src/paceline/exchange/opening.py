@@ -35,15 +35,26 @@ def open_network(context: RankContext, hosts: Sequence[str], *, deadline: float)
     return Network(group, hosts, backend=context.backend, store=store)
 
 
+def open_late(context: RankContext, hosts: Sequence[str], *, deadline: float) -> Network:
+    """The network of a node that comes to a training under way: parts of it can be opened alone."""
+    store = open_store(context, deadline=deadline, serves=False)
+    return Network(None, hosts, backend=context.backend, rank=context.node, store=store)
+
+
 def open_part(
-    context: RankContext, network: Network, members: Sequence[int], name: str, *, deadline: float
+    context: RankContext,
+    network: Network,
+    members: Sequence[int],
+    name: str,
+    *,
+    hosts: Sequence[str],
+    deadline: float,
 ) -> Network:
     """A network of some of the nodes of another, with connections of its own.
 
-    Those nodes call it, and nobody else; `name` is one that no other part had. What breaks it
-    leaves the whole network as it was.
+    Those nodes call it, and nobody else; `name` is one that no other part had, `hosts` are those of
+    the members. What breaks it leaves the whole network as it was.
     """
-    hosts = [network.hosts[member] for member in members]
     place = list(members).index(network.rank)
     if network.backend == "mpi4py":
         from paceline.backends.mpi import open_part as open_mpi_part

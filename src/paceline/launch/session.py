@@ -241,7 +241,8 @@ class Session:
         ends = self.await_all("end", "training", None, nodes={0} if self.in_legs else None)
         if self.in_legs:  # one that hangs keeps nobody
             with contextlib.suppress(WorkerError):
-                self.await_all("end", "the end", LAST_SECONDS, nodes=set(range(1, len(plan.nodes))))
+                others = set(range(1, len(self.places)))
+                self.await_all("end", "the end", LAST_SECONDS, nodes=others)
         self.collecting.check_all_came()
         return int(ends[0]["code"])
 

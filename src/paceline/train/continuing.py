@@ -93,6 +93,8 @@ class Continuing:
         """The update at which the current leg ends, if that is before the training does."""
         self.patience: float | None = None
         """Seconds after which the current leg ends before its time."""
+        self.is_wanted = False
+        """The current leg ends soon, at the wish of who leads the training."""
         self.looked_at = 0.0
         """When RUN/requests was last looked at (monotonic)."""
         self.times: list[float] = []

@@ -6,7 +6,7 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 
-from paceline.errors import LostError, ProofError, StrategyError, UnsupportedError
+from paceline.errors import ConfigError, LostError, ProofError, StrategyError, UnsupportedError
 from paceline.local.tiles import has_bf16
 from paceline.plan.candidates import MemoryFormat, Precision
 from paceline.plan.pilot import Option
@@ -14,19 +14,22 @@ from paceline.plan.teams import (
     HIDDEN,
     Seen,
     Way,
+    labels,
     members_of,
     options_over,
     plan_of_way,
     seconds_of_way,
     teams,
 )
-from paceline.schema import Plan
+from paceline.schema import NodePlan, Plan, decode
 from paceline.schema.legs import Leg
+from paceline.schema.plain import checked
 from paceline.workflow.nodes import BEGINS_TOGETHER, FEWEST_TIMED, Node, probe
 from paceline.workflow.partitioning import partitioned
 from paceline.workflow.runners import Home, Went
 from paceline.workflow.together import Together
 
+_ARRIVAL = {"node": {}, "speed": float, "writes": bool}
 Entry = tuple[Way, tuple[Precision, MemoryFormat]]
 
 
@@ -112,6 +115,32 @@ class Crewed:
         named = {option.name for option in options}
         options += [option for option in self.options if option.name not in named]
         self.options = [option for option in options if self._is_whole(option.name)]
+
+    def take_in(self) -> list[str]:
+        """Count nodes among the others that have come since; their hosts."""
+        crew, came = self.node.crew, []
+        for number, words in sorted(crew.arrivals().items()):
+            try:
+                told = checked(words, _ARRIVAL)
+                node = decode(NodePlan, told["node"])
+            except (ValueError, ConfigError) as error:
+                self.home.view.say(f"warning: a node that came cannot be used: {error}")
+                continue
+            nodes, speeds = list(self.everyone.nodes), list(self.seen.speeds)
+            # Until it is timed: by its cores, beside the first node's.
+            speed = told["speed"] or speeds[0] * node.threads / self.everyone.nodes[0].threads
+            nodes[number:] = [dataclasses.replace(node, share=1.0), *nodes[number + 1 :]]
+            speeds[number:] = [speed, *speeds[number + 1 :]]
+            self.everyone = dataclasses.replace(self.everyone, nodes=tuple(nodes))
+            self.seen = dataclasses.replace(self.seen, speeds=tuple(speeds))
+            self._said[number] = speed
+            if 0 in self._timed and told["speed"]:
+                self._timed.add(number)
+            if told["writes"] and number not in self.writers:
+                self.writers = (*self.writers, number)
+            crew.take_in(number, labels(self.everyone)[number])
+            came.append(crew.hosts[number])
+        return came
 
     def _is_whole(self, name: str) -> bool:
         """Whether all nodes of an option are still there."""

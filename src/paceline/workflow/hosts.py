@@ -19,7 +19,7 @@ from paceline.measure.instructions import use_safe_instructions
 from paceline.measure.kept_races import fingerprint
 from paceline.plan.teams import labels
 from paceline.run import RunDirectory
-from paceline.schema import Config, Plan, RankContext, read_json, write_json
+from paceline.schema import Config, Plan, RankContext, encode, read_json, write_json
 from paceline.schema.checkpoint import check_continued
 from paceline.schema.legs import Broken, Leg, LegsOrder, Lesson
 from paceline.workflow.alone import legs_before
@@ -52,7 +52,9 @@ def run_legs(
     from paceline.local.cores import pin
     from paceline.local.memory import keep_freed_memory
 
-    config, everyone = load_config(run.config), read_json(Plan, run.plan)
+    own_plan = run.path / f"node-{context.node}" / "plan.json"
+    config = load_config(run.config)
+    everyone = read_json(Plan, own_plan if order.joins else run.plan)
     use_safe_instructions(config, all_numerics="bf16" in config.numerics.allow)
     mine = everyone.nodes[context.node]
     if mine.cores:
@@ -115,7 +117,10 @@ def _with_board(begun: _Begun, *, silent: bool) -> int:
     try:
         with (
             recording(task) as recorder,
-            joined(context, hosts, deadline=config.train.deadline) as (network, crew),
+            joined(context, hosts, deadline=config.train.deadline, late=begun.order.joins) as (
+                network,
+                crew,
+            ),
         ):
             node = Node(
                 config=config,
@@ -132,7 +137,7 @@ def _with_board(begun: _Begun, *, silent: bool) -> int:
             try:
                 if not leads:
                     recorder.ready()
-                    return follow(node, _part_of(begun.everyone, context.node))
+                    return follow(node, _part_of(begun.everyone, context.node), _arrival(begun))
                 home = Home(
                     config=config,
                     run=begun.run,
@@ -155,6 +160,14 @@ def _with_board(begun: _Begun, *, silent: bool) -> int:
     finally:
         view.close()
         parts.dataset.close()
+
+
+def _arrival(begun: _Begun) -> dict[str, Any] | None:
+    """What a node says of itself that comes while the others train; None where it begins so."""
+    if not begun.order.joins:
+        return None
+    node = begun.context.node
+    return {"node": encode(begun.everyone.nodes[node]), "writes": node in begun.order.writers}
 
 
 def _part_of(everyone: Plan, node: int) -> Plan:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import LostError, PacelineError, ProofError
 from paceline.plan.pilot import Decision, learned
@@ -37,6 +37,8 @@ class HostsTraining(LegTraining):
         self._fairer: tuple[float, ...] = ()
         self._repeats: dict[str, int] = {}
         self._left_out = ""
+        self._came: list[str] = []
+        """Hosts that have come since the last leg began."""
         self._lost_since: float | None = None
         """When the last update before a loss had ended, until training goes on."""
         for leg in asked.script:
@@ -152,8 +154,14 @@ class HostsTraining(LegTraining):
         last = self.known.legs[-1] if self.known.legs else None
         if last is not None and last.role != "first":
             self._crewed.look_at_layers()
+        came = self._crewed.take_in()
         self._crewed.refresh()
         self.known = dataclasses.replace(self.known, options=self._crewed.options)
+        for host in came:
+            text = f"{host} has come, before update {self.known.position + 1}"
+            self._home.view.say(text)
+            self._home.recorder.note("came", text)
+        self._came += came
         if self._fairer and last is not None and self._running == last.name:
             self._divide(last)
             if last.role == "trial":
@@ -163,6 +171,10 @@ class HostsTraining(LegTraining):
             decision = dataclasses.replace(decision, reason="hosts have gone")
         self._say_left_out(decision)
         return decision
+
+    def _add(self, leg: Leg, **changes: Any) -> None:
+        leg, self._came = dataclasses.replace(leg, came=tuple(self._came)), []
+        super()._add(leg, **changes)
 
     def _scripted(self) -> Decision:
         position, script = self.known.position, self._asked.script

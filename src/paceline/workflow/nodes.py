@@ -20,7 +20,7 @@ from paceline.errors import PacelineError
 from paceline.exchange.crew import Crew
 from paceline.exchange.losses import Losses
 from paceline.exchange.network import Network
-from paceline.exchange.opening import open_network, open_part, open_watch_store
+from paceline.exchange.opening import open_late, open_network, open_part, open_watch_store
 from paceline.local.board import Board
 from paceline.local.cores import set_threads
 from paceline.observe.recorder import Recorder
@@ -42,6 +42,8 @@ BEGINS_TOGETHER = "begins together"
 """What the first node says where it knows what to begin with: nobody needs to time anything."""
 LOOK_SECONDS = 0.1
 """Between two looks whether a node was lost."""
+_ARRIVAL_LOOKS = 5
+"""Of those, one looks whether a node has come."""
 FEWEST_TIMED = 3
 """Updates that tell the speeds of nodes at the end of a leg."""
 PROBE_SECONDS = 0.1
@@ -84,12 +86,23 @@ class Node:
 
     def _watch_losses(self) -> None:
         """Hear from the launcher who was lost, and end what would wait for it."""
+        looks = 0
         while not self._closed.wait(LOOK_SECONDS):
+            looks += 1
+            if self.context.is_first and looks % _ARRIVAL_LOOKS == 0:
+                self._watch_arrivals()
             for lost, why in self._losses.fresh_words():
                 self.crew.gone[lost] = why
                 for held in list(self._held.values()):
                     if lost in held.members:
                         held.abort()
+
+    def _watch_arrivals(self) -> None:
+        """End the leg soon where a node has come since: the pilot decides what it is good for."""
+        with contextlib.suppress(PacelineError):
+            if self.crew.has_arrivals():
+                for held in list(self._held.values()):
+                    held.trainer.is_wanted = True
 
     @property
     def deadline(self) -> float:
@@ -108,9 +121,7 @@ class Node:
             context, network = self._place(members), None
             if len(members) > 1:
                 name = f"leg-{number}"
-                network = open_part(
-                    self.context, self.network, members, name, deadline=self.deadline
-                )
+                network = self._open_part(members, name)
                 stack.callback(network.close)
             task = Task(
                 config=self.config,
@@ -135,6 +146,16 @@ class Node:
                 trainer=trainer, threads=threads, stack=stack.pop_all(), members=tuple(members)
             )
             return trainer
+
+    def _open_part(self, members: Sequence[int], name: str) -> Network:
+        return open_part(
+            self.context,
+            self.network,
+            members,
+            name,
+            hosts=[self.crew.hosts[member] for member in members],
+            deadline=self.deadline,
+        )
 
     def _view(self, context: RankContext) -> View:
         """The first node shows; where it has no part in a leg, the first of those that have."""
@@ -184,9 +205,7 @@ class Node:
         """The state from one node to another, over a connection for that alone."""
         if self.context.node not in (source, target):
             return None
-        pair = open_part(
-            self.context, self.network, (source, target), f"state-{turn}", deadline=self.deadline
-        )
+        pair = self._open_part((source, target), f"state-{turn}")
         try:
             return Handover.spread(handover if self.context.node == source else None, pair)
         finally:
@@ -310,10 +329,10 @@ class _Held:
 
 @contextlib.contextmanager
 def joined(
-    context: RankContext, hosts: Sequence[str], *, deadline: float
+    context: RankContext, hosts: Sequence[str], *, deadline: float, late: bool = False
 ) -> Iterator[tuple[Network, Crew]]:
-    """The network of all nodes, and the crew that they are."""
-    network = open_network(context, hosts, deadline=deadline)
+    """The network of all nodes, and the crew that they are; `late`: the others train already."""
+    network = (open_late if late else open_network)(context, hosts, deadline=deadline)
     try:
         store = open_watch_store(context, deadline=deadline)
         crew = Crew(store, context.node, list(hosts))
@@ -342,20 +361,25 @@ def probe(network: Network) -> tuple[float, float]:
         size *= 4
 
 
-def follow(node: Node, alone: Plan) -> int:
+def follow(node: Node, alone: Plan, arrival: dict[str, Any] | None = None) -> int:
     """Carry out what the first node says, asleep in between, until the training ends.
 
     `alone`: the part of a batch that this node may take, by which it finds out its own speed.
+    `arrival`: what a node says of itself that comes while the others train.
     """
-    probe(node.network)
+    if arrival is None:
+        probe(node.network)
     node.crew.on_stop(
         lambda: open_watch_store(node.context, deadline=node.deadline, serves=False),
         node.request_stop,
     )
     with node.signals.installed():
-        if node.crew.said_by(0, BEGINS_TOGETHER) is None:
+        if arrival is not None:
             with node.recorder.span("stand_by"):
-                _tell_speed(node, alone)
+                node.crew.arrive({**arrival, "speed": _own_speed(node, alone)})
+        elif node.crew.said_by(0, BEGINS_TOGETHER) is None:
+            with node.recorder.span("stand_by"):
+                node.crew.say("speed", _own_speed(node, alone))
         while True:
             with node.recorder.span("stand_by"):
                 node.board.enter("stand by")
@@ -373,16 +397,18 @@ def follow(node: Node, alone: Plan) -> int:
                 node.crew.answer(did=did | {"received": node.signals.received})
 
 
-def _tell_speed(node: Node, alone: Plan) -> None:
-    """Say how fast this node is by itself; until then the first node counts on nothing from it."""
-    speed: float | None = None
+def _own_speed(node: Node, alone: Plan) -> float:
+    """How fast this node is by itself; 0 where it cannot be told."""
     # Legs show in time what is wrong here, and say it.
     with contextlib.suppress(Exception):
-        speed = node.time_alone(alone)
-    node.crew.say("speed", speed or 0.0)
+        return node.time_alone(alone) or 0.0
+    return 0.0
 
 
-def _enter(node: Node, number: int, plan: Any, members: list[int]) -> dict[str, Any]:
+def _enter(
+    node: Node, number: int, plan: Any, members: list[int], hosts: list[str]
+) -> dict[str, Any]:
+    node.crew.name(members, hosts)
     node.enter(number, decode(Plan, plan), members, started=time.perf_counter())
     return {}
 
