@@ -9,7 +9,10 @@ from paceline.errors import WorkerError
 from paceline.launch.channel import Message
 from paceline.launch.control import Lost
 
-_CONSEQUENCES = ("another rank failed", "lost another host", "which leads the training, has gone")
+_CONSEQUENCES = (
+    "another rank failed", "lost another host", "which leads the training, has gone",
+    "lost a server", "lost the first node",
+)  # fmt: skip
 
 
 _BY_OTHERS = ("SIGTERM", "SIGABRT", "SIGHUP", "SIGINT")

@@ -330,6 +330,15 @@ def collect(
     return found
 
 
+_OFF = ("No route to host", "timed out", "Connection refused", "nothing came within")
+"""Of a host whose name is known, and which is off, starts up, or is cut off."""
+
+
+def is_off(failure: str) -> bool:
+    """Whether a host that did not answer may do so later, by what ssh said."""
+    return any(sign in failure for sign in _OFF)
+
+
 def check_hosts(hosts: tuple[Host, ...], config: Config) -> Inspection:
     """The inspection of hosts that may train together; else an error with every reason."""
     found = inspect_hosts(hosts, wanted_facts(config))

@@ -89,6 +89,9 @@ class Joining:
         """Hosts that were lost, and are asked again."""
         if (plan.servers or session.in_legs) and session.engine.backend == "gloo":
             self._open()
+        if session.in_legs:
+            soon = time.monotonic() + AGAIN_SECONDS
+            self.missed = {host.name: Missed(host, soon) for host in session.order.absent}
 
     def tell_of_loss(self, node: int, why: str = "") -> None:
         """Spare the others the wait for a host that is silent, whose connection stays open."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from paceline.errors import LostError, WorkerError
+from paceline.errors import LostError, RunError, WorkerError
 from paceline.launch import failures
 from paceline.launch.agent import MARKER
 from paceline.launch.channel import SILENCE_SECONDS, Message
@@ -56,6 +56,8 @@ class Order:
     """The module that trains one node by a plan."""
     legs_program: str = "paceline.workflow.hosts_member"
     """The module that trains one node in legs."""
+    absent: tuple[Host, ...] = ()
+    """Hosts that do not answer yet: a training in legs asks them again."""
     silence: float = SILENCE_SECONDS
     """Seconds without a word after which a host counts as lost."""
     continues: bool = False
@@ -97,6 +99,8 @@ class Session:
         """How they were: the cause, should the first node fail with them."""
         self.unheard: set[str] = set()
         """Hosts that were silent when the session failed: there is no use in asking them again."""
+        self.is_led = False
+        """The training goes in legs."""
         self.in_legs = False
         """The first node leads, and makes the next leg without a node that was lost."""
         self.joining: Joining | None = None
@@ -211,7 +215,7 @@ class Session:
 
     def train(self, plan: Plan, legs: LegsOrder | None = None) -> int:
         """Start every node's training and watch it to its end."""
-        rank = 0
+        rank, self.is_led = 0, legs is not None
         for number, node in enumerate(plan.nodes):
             self.first_ranks[number] = rank
             rank += node.ranks
@@ -391,7 +395,10 @@ class Session:
             raise LostError(self.lost_sentence(cause))
         if self.signals.numbers and node == 0:  # it had not yet begun to train
             self.interrupt(self.signals.numbers[0])
-        failures.raise_report(cause["report"], self.places[node].host.name)
+        try:
+            failures.raise_report(cause["report"], self.places[node].host.name)
+        except RunError as error:
+            raise (LostError(str(error)) if failures.may_pass(cause) else error) from None
 
     def has_cause(self) -> bool:
         return any(failures.order(failure) <= 1 for _, failure in self.failures)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -58,7 +59,8 @@ class Crewed:
         weights = sum(w.numel() * w.element_size() for w in model.parameters() if w.requires_grad)
         self.seen = Seen(
             speeds=tuple(each.share for each in everyone.nodes),
-            wire=2 * (count - 1) / count * size / max(seconds, 1e-9),
+            # Of a network that joins nobody yet nothing is known: who comes is tried.
+            wire=2 * (count - 1) / count * size / max(seconds, 1e-9) if count > 1 else math.inf,
             weights=float(weights),
             state=3.0 * weights,
             setup=0.0,  # until the first plan is built

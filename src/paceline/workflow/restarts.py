@@ -14,6 +14,7 @@ from paceline.errors import LostError, PacelineError, UserError
 from paceline.launch.collect import newest_here
 from paceline.launch.inspection import Inspection, inspect_hosts, wanted_facts
 from paceline.schema import Plan, read_json
+from paceline.schema.hosts import Host
 from paceline.schema.legs import Broken
 
 if TYPE_CHECKING:
@@ -49,19 +50,23 @@ class Restarts:
                 " checkpoint: train.restarts allows no more"
             ) from None
         assert self._asked.hosts is not None
-        every = self._asked.hosts.hosts
+        every, engine = self._asked.hosts.hosts, self._asked.hosts.engine
         heard = tuple(host for host in every.host if host.name not in session.unheard)
         if not heard:
             raise error
         reached = max((session.reached(node) for node in range(len(session.places))), default=0)
         again = f" ({reached - newest} updates are done again)" if reached > newest else ""
         start.say(f"{error}; starting again from update {newest}{again}")
+        if engine == "auto" and session.is_led and session.engine.backend != "gloo":
+            engine = "ssh"
+            start.say("over Gloo from now on: the next loss will not end all nodes")
         return dataclasses.replace(
             start,
             script=(),
             hosts=dataclasses.replace(
-                self._asked.hosts, hosts=dataclasses.replace(every, host=heard)
+                self._asked.hosts, hosts=dataclasses.replace(every, host=heard), engine=engine
             ),
+            unheard=tuple(host for host in every.host if host not in heard),
             began=time.perf_counter(),
             broken=Broken(
                 why=str(error),
@@ -71,12 +76,13 @@ class Restarts:
         )
 
 
-def on_those_left(start: Start, broken: Broken) -> tuple[Start, Inspection]:
-    """A training that is started again, on those of its hosts that answer."""
+def on_those_left(start: Start, broken: Broken) -> tuple[Start, Inspection, tuple[Host, ...]]:
+    """A training that is started again, on those of its hosts that answer, and the other hosts."""
     assert start.hosts is not None
     hosts, run = start.hosts.hosts, start.run
     found = inspect_hosts(hosts.in_order, wanted_facts(start.config), seconds=ANSWER_SECONDS)
     kept = tuple(host for host in hosts.host if host.name in found.facts)
+    absent = tuple(host for host in hosts.host if host not in kept) + start.unheard
     if not kept:
         reasons = "; ".join(f"host {name}: {why}" for name, why in found.failures.items())
         raise LostError(f"{broken.why}; none of its hosts answers ({reasons})")
@@ -94,7 +100,7 @@ def on_those_left(start: Start, broken: Broken) -> tuple[Start, Inspection]:
             file.unlink(missing_ok=True)
     request = dataclasses.replace(start.hosts, hosts=dataclasses.replace(hosts, host=kept))
     broken = dataclasses.replace(broken, left=gone)
-    return dataclasses.replace(start, plan=plan, hosts=request, broken=broken), found
+    return dataclasses.replace(start, plan=plan, hosts=request, broken=broken), found, absent
 
 
 def _plan_left(start: Start, hosts: set[str]) -> Plan | None:

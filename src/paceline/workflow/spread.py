@@ -21,7 +21,13 @@ from paceline.errors import (
 )
 from paceline.launch.collect import newest_here
 from paceline.launch.engines import Engine, engine_class
-from paceline.launch.inspection import Inspection, check_hosts
+from paceline.launch.inspection import (
+    Inspection,
+    check_hosts,
+    inspect_hosts,
+    is_off,
+    wanted_facts,
+)
 from paceline.launch.session import Order, Session
 from paceline.plan import refuse_options_without_strategy
 from paceline.plan.foresee import foresee
@@ -60,9 +66,7 @@ def train_on_hosts(start: Start) -> int:
 
 def make_session(start: Start) -> Session:
     """The hosts checked, the engine chosen: nothing is started yet."""
-    found = None
-    if start.broken is not None:
-        start, found = on_those_left(start, start.broken)
+    start, found, absent = _with_those_present(start)
     request = start.hosts
     assert request is not None
     names = [place.host.name for place in request.hosts.places]
@@ -77,10 +81,10 @@ def make_session(start: Start) -> Session:
         request = dataclasses.replace(request, hosts=hosts)
     if start.plan is None and start.config.local.strategy == "auto":
         refuse_options_without_strategy(start.config.local)
-    if found is None and request.engine.partition(":")[0] != "slurm":
+    if start.fixed and chosen_here:
         found = check_hosts(request.hosts.in_order, start.config)
-        for warning in found.warnings():
-            start.say(f"warning: {warning}")
+    for warning in found.warnings() if found is not None and start.broken is None else ():
+        start.say(f"warning: {warning}")
     if request.engine == "auto" and start.config.exchange.kind == "parameter_server":
         # Over MPI the loss of one worker ends all; over Gloo the others go on.
         request = dataclasses.replace(request, engine="ssh")
@@ -100,12 +104,41 @@ def make_session(start: Start) -> Session:
         plan=lambda session: plan_nodes(start, session, fixed=fixed),
         continues=not start.run.is_new if start.broken is None else newest_here(start.run.path) > 0,
         silence=start.config.train.silence,
+        absent=absent,
         silent=start.silent,
         say=start.say,
         show=start.show,
         **reach(request.hosts.in_order, found),
     )
     return Session(order, engine)
+
+
+def _with_those_present(start: Start) -> tuple[Start, Inspection | None, tuple[Host, ...]]:
+    """The hosts that answer, what they said, and workers that are off: a line says so of each.
+
+    Anything else that is wrong with a host is refused. Hosts of a plan that was asked for, and
+    those that Slurm chooses, are left as they are.
+    """
+    request = start.hosts
+    assert request is not None
+    if start.broken is not None:
+        return on_those_left(start, start.broken)
+    if start.fixed or request.engine.partition(":")[0] == "slurm":
+        return start, None, ()
+    hosts = request.hosts
+    found = inspect_hosts(hosts.in_order, wanted_facts(start.config))
+    off = {name for name, why in found.failures.items() if is_off(why)}
+    absent = tuple(host for host in hosts.host if host.name in off and host.role == "worker")
+    if len(absent) == len(hosts.host):
+        absent = ()
+    for host in absent:
+        why = found.failures.pop(host.name)
+        start.say(f"warning: host {host.name} does not answer: {why}; training begins without it")
+    if problems := found.problems():
+        raise UserError("\n".join(problems))
+    present = tuple(host for host in hosts.host if host not in absent)
+    request = dataclasses.replace(request, hosts=dataclasses.replace(hosts, host=present))
+    return dataclasses.replace(start, hosts=request), found, absent
 
 
 def with_plan_for(start: Start, hosts: Sequence[str] | int) -> Start:
@@ -196,7 +229,8 @@ def plan_nodes(start: Start, session: Session, *, fixed: bool) -> tuple[Plan, Le
         plan = foreseen(config, session, _stored_plan(start.plan, sites))
     else:
         plan = first_plan(config, sites, elementwise=":" not in config.optimizer.name)
-        if start.script or trains_in_legs(config, plan):
+        more = bool(session.order.absent) and session.engine.backend == "gloo"
+        if start.script or trains_in_legs(config, plan, more=more):
             check_support(plan, config.exchange, session.engine.backend)
             return plan, _legs_order(start, session)
         plan = foreseen(config, session, _settled(config, plan))
