@@ -72,7 +72,7 @@ def test_an_agent_is_killed(alone, tmp_path: Path) -> None:
 @pytest.mark.world_size(4)
 def test_a_host_falls_silent(alone, tmp_path: Path) -> None:
     """Nothing tells the others that it has stopped but its silence; it ends when it wakes up."""
-    output = lose(tmp_path, alone, 4, "ring", 1, number=signal.SIGSTOP)
+    output = lose(tmp_path, alone, 4, "ring", 1, "train.silence=3", number=signal.SIGSTOP)
     assert "has not been heard of" in output
 
 

@@ -33,7 +33,7 @@ from paceline.config.environment import (
 )
 from paceline.exchange.losses import leave_word
 from paceline.launch.carry import Carrier
-from paceline.launch.channel import BEAT_SECONDS, REPORT, Channel, Message, connect
+from paceline.launch.channel import BEAT_SECONDS, REPORT, SLACK_SECONDS, Channel, Message, connect
 from paceline.launch.child import Child, how_it_ended
 from paceline.launch.files import take_piece
 from paceline.launch.leftovers import SharedFiles, end_daemon
@@ -132,6 +132,7 @@ class Agent:
     def on_welcome(self, message: Message) -> None:
         """Where the run is, what the launcher's environment has, which cores are ours."""
         self.variables = dict(message["variables"])
+        self.channel.allow_silence(message["silence"] + SLACK_SECONDS)
         path = Path(message["run"])
         marker = path / MARKER
         shared = marker.is_file() and marker.read_text() == message["marker"]

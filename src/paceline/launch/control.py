@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import UserError
-from paceline.launch.channel import BEAT_SECONDS, PURPOSE, SILENCE_SECONDS, Channel, Message
+from paceline.launch.channel import (
+    BEAT_SECONDS,
+    PURPOSE,
+    SILENCE_SECONDS,
+    SLACK_SECONDS,
+    Channel,
+    Message,
+)
 from paceline.launch.ssh import is_here
 from paceline.secure.addresses import LOOPBACK, is_loopback
 from paceline.secure.door import Door
@@ -238,6 +245,7 @@ class Control:
             self._drop(channel)
             return [], False
         del self._nameless[channel]
+        channel.allow_silence(self.silence + SLACK_SECONDS)
         self.peers[node] = Peer(
             node=node,
             channel=channel,

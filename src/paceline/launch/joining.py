@@ -317,6 +317,7 @@ def welcome_fields(session: Session, place: Place) -> Message:
         "slots": place.host.slots,
         "slot": place.slot,
         "cores": place.host.cores,
+        "silence": session.order.silence,
     }
 
 

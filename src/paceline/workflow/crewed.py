@@ -25,7 +25,8 @@ from paceline.plan.teams import (
 from paceline.schema import NodePlan, Plan, decode
 from paceline.schema.legs import Leg
 from paceline.schema.plain import checked
-from paceline.workflow.nodes import BEGINS_TOGETHER, FEWEST_TIMED, Node, probe
+from paceline.workflow.connections import probe
+from paceline.workflow.nodes import BEGINS_TOGETHER, FEWEST_TIMED, Node
 from paceline.workflow.partitioning import partitioned
 from paceline.workflow.runners import Home, Went
 from paceline.workflow.together import Together

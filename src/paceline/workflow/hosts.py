@@ -23,10 +23,11 @@ from paceline.schema import Config, Plan, RankContext, encode, read_json, write_
 from paceline.schema.checkpoint import check_continued
 from paceline.schema.legs import Broken, Leg, LegsOrder, Lesson
 from paceline.workflow.alone import legs_before
+from paceline.workflow.connections import joined
 from paceline.workflow.crewed import Crewed
 from paceline.workflow.hosts_training import HostsTraining
 from paceline.workflow.legs import LegsRequest
-from paceline.workflow.nodes import BEGINS_TOGETHER, Node, follow, joined
+from paceline.workflow.nodes import BEGINS_TOGETHER, Node, follow
 from paceline.workflow.runners import Began, Home
 from paceline.workflow.together import Together, dismiss
 

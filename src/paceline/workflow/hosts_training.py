@@ -37,6 +37,8 @@ class HostsTraining(LegTraining):
         self._fairer: tuple[float, ...] = ()
         self._repeats: dict[str, int] = {}
         self._left_out = ""
+        self._gone: set[int] = set()
+        """Nodes of which it is known that they were lost."""
         self._came: list[str] = []
         """Hosts that have come since the last leg began."""
         self._lost_since: float | None = None
@@ -97,17 +99,42 @@ class HostsTraining(LegTraining):
         )
         successor = self._crewed.without_lost(name)
         self._add(leg, position=position)
-        # What is known of teams with that node says little of those without.
+        self._begin_anew(successor)
+
+    def _begin_anew(self, start: str) -> None:
+        """Forget what is known of teams: with a node that was lost, it says little of the rest."""
+        self._gone = set(self._crewed.node.crew.gone)
         self._asked = dataclasses.replace(
             self._asked,
             earlier=(*self._asked.earlier, *self.known.legs),
             script=(),  # legs that are repeated have that node: from here on they are found anew
         )
         self.known = dataclasses.replace(
-            self.known, legs=(), options=self._crewed.options, start=successor, out={}
+            self.known, legs=(), options=self._crewed.options, start=start, out={}
         )
         self._fairer, self._left_out = (), ""
         self._repeats.clear()
+
+    def _lose_idle(self) -> None:
+        """Nodes were lost that the last leg did not need: the training goes on as it is."""
+        gone = self._crewed.node.crew.gone
+        fresh = [each for each in gone if each not in self._gone]
+        self._gone &= gone.keys()
+        if not fresh:
+            return
+        hosts = labels(self._crewed.everyone)
+        if self.known.legs:
+            left = tuple(hosts[each] for each in fresh)
+            last = dataclasses.replace(self.known.legs[-1], left=left)
+            self.known = dataclasses.replace(self.known, legs=(*self.known.legs[:-1], last))
+        text = f"{'; '.join(gone[each] for each in fresh)}; training did not need it just then"
+        self._home.view.say(text)
+        self._home.recorder.note("lost", text)
+        for name in [each for each in self._spare if set(self._crewed.members(each)) & set(fresh)]:
+            with contextlib.suppress(PacelineError):
+                self._spare.pop(name).close()
+        self._crewed.refresh()
+        self._begin_anew(self._running)
 
     def _enter(self, decision: Decision) -> None:
         if self._handover is not None:
@@ -154,6 +181,8 @@ class HostsTraining(LegTraining):
         last = self.known.legs[-1] if self.known.legs else None
         if last is not None and last.role != "first":
             self._crewed.look_at_layers()
+        self._lose_idle()
+        last = self.known.legs[-1] if self.known.legs else None
         came = self._crewed.take_in()
         self._crewed.refresh()
         self.known = dataclasses.replace(self.known, options=self._crewed.options)

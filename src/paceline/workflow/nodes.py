@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from paceline.errors import PacelineError
 from paceline.exchange.crew import Crew
 from paceline.exchange.losses import Losses
 from paceline.exchange.network import Network
-from paceline.exchange.opening import open_late, open_network, open_part, open_watch_store
+from paceline.exchange.opening import open_watch_store
 from paceline.local.board import Board
 from paceline.local.cores import set_threads
 from paceline.observe.recorder import Recorder
@@ -36,6 +36,7 @@ from paceline.train.proof import prove
 from paceline.train.shares import fairer_shares
 from paceline.train.signals import StopSignals
 from paceline.train.watching import heard
+from paceline.workflow.connections import Connections, probe
 from paceline.workflow.runners import Went
 
 BEGINS_TOGETHER = "begins together"
@@ -46,10 +47,6 @@ _ARRIVAL_LOOKS = 5
 """Of those, one looks whether a node has come."""
 FEWEST_TIMED = 3
 """Updates that tell the speeds of nodes at the end of a leg."""
-PROBE_SECONDS = 0.1
-"""A sum that takes so long tells what the network carries: far longer than it takes to begin."""
-PROBE_BYTES = 2**24
-"""No sum that is timed is larger: a network that is faster needs no exact figure."""
 
 
 @dataclass(kw_only=True)
@@ -76,12 +73,14 @@ class Node:
     """When the last update before that had ended (perf_counter)."""
     signals: StopSignals = field(init=False)
     _losses: Losses = field(init=False)
+    _connections: Connections = field(init=False)
     _closed: threading.Event = field(default_factory=threading.Event)
     _held: dict[int, _Held] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.signals = StopSignals(self.request_stop)
         self._losses = Losses(self.run.path, self.context.node)
+        self._connections = Connections(self.context, self.network, self.crew, self.deadline)
         threading.Thread(target=self._watch_losses, name="paceline-losses", daemon=True).start()
 
     def _watch_losses(self) -> None:
@@ -93,9 +92,7 @@ class Node:
                 self._watch_arrivals()
             for lost, why in self._losses.fresh_words():
                 self.crew.gone[lost] = why
-                for held in list(self._held.values()):
-                    if lost in held.members:
-                        held.abort()
+                self._connections.end_waits_for(lost)
 
     def _watch_arrivals(self) -> None:
         """End the leg soon where a node has come since: the pilot decides what it is good for."""
@@ -121,8 +118,8 @@ class Node:
             context, network = self._place(members), None
             if len(members) > 1:
                 name = f"leg-{number}"
-                network = self._open_part(members, name)
-                stack.callback(network.close)
+                network = self._connections.open(members, name)
+                stack.callback(self._connections.close, network)
             task = Task(
                 config=self.config,
                 plan=plan,
@@ -142,20 +139,8 @@ class Node:
                 stack.callback(trainer.job.exchange.close)
             stack.callback(trainer.team.close)
             threads = torch.get_num_threads()
-            self._held[number] = _Held(
-                trainer=trainer, threads=threads, stack=stack.pop_all(), members=tuple(members)
-            )
+            self._held[number] = _Held(trainer=trainer, threads=threads, stack=stack.pop_all())
             return trainer
-
-    def _open_part(self, members: Sequence[int], name: str) -> Network:
-        return open_part(
-            self.context,
-            self.network,
-            members,
-            name,
-            hosts=[self.crew.hosts[member] for member in members],
-            deadline=self.deadline,
-        )
 
     def _view(self, context: RankContext) -> View:
         """The first node shows; where it has no part in a leg, the first of those that have."""
@@ -205,11 +190,11 @@ class Node:
         """The state from one node to another, over a connection for that alone."""
         if self.context.node not in (source, target):
             return None
-        pair = self._open_part((source, target), f"state-{turn}")
+        pair = self._connections.open((source, target), f"state-{turn}")
         try:
             return Handover.spread(handover if self.context.node == source else None, pair)
         finally:
-            pair.close()
+            self._connections.close(pair)
 
     def go(self, number: int, until: int, patience: float | None) -> Went:
         """Train up to an update."""
@@ -300,7 +285,6 @@ class _Held:
     trainer: Trainer
     threads: int
     stack: contextlib.ExitStack
-    members: tuple[int, ...]
     is_under_way: bool = False
     """It has the newest state: it has taken over, and not handed over since."""
     _listening: contextlib.ExitStack | None = None
@@ -325,40 +309,6 @@ class _Held:
     def close(self) -> None:
         self.rest()
         self.stack.close()
-
-
-@contextlib.contextmanager
-def joined(
-    context: RankContext, hosts: Sequence[str], *, deadline: float, late: bool = False
-) -> Iterator[tuple[Network, Crew]]:
-    """The network of all nodes, and the crew that they are; `late`: the others train already."""
-    network = (open_late if late else open_network)(context, hosts, deadline=deadline)
-    try:
-        store = open_watch_store(context, deadline=deadline)
-        crew = Crew(store, context.node, list(hosts))
-        try:
-            yield network, crew
-        finally:
-            crew.close()
-    finally:
-        network.close()
-
-
-def probe(network: Network) -> tuple[float, float]:
-    """Bytes and seconds of a sum over all nodes that took long enough to tell; all call it."""
-    size, seconds = 2**16, 0.0
-    while True:
-        data = torch.zeros(size // 4)
-        network.barrier("a look at the network")
-        began = time.perf_counter()
-        network.sum(data, "a look at the network").wait()
-        # All nodes go by the longest time, and so agree on whether it was long enough.
-        own = [0.0] * network.size
-        own[network.rank] = time.perf_counter() - began
-        seconds = max(network.total(own, "a look at the network"))
-        if seconds >= PROBE_SECONDS or size >= PROBE_BYTES:
-            return float(size), seconds
-        size *= 4
 
 
 def follow(node: Node, alone: Plan, arrival: dict[str, Any] | None = None) -> int:
