@@ -282,7 +282,8 @@ class HostsTraining(LegTraining):
         """One line, once, where training goes on without some of the hosts."""
         crewed, everyone = self._crewed, self._crewed.everyone
         used = set(crewed.members(decision.name))
-        wanted = [n for n, node in enumerate(everyone.nodes) if node.share > 0]
+        gone = crewed.node.crew.gone
+        wanted = [n for n, node in enumerate(everyone.nodes) if node.share > 0 and n not in gone]
         out = [labels(everyone)[number] for number in wanted if number not in used]
         last = self.known.legs[-1] if self.known.legs else None
         settled = last is not None and last.role != "first" and decision.role == "keep"
@@ -292,8 +293,9 @@ class HostsTraining(LegTraining):
             return
         self._left_out = decision.name
         ways = [way for way, _ in map(crewed.entry, self.plans) if set(way.members) >= set(wanted)]
-        way = min(ways, key=crewed.expected_without_trial)
-        self._home.view.say(left_out_sentence(crewed, way, out, last))
+        if ways:
+            way = min(ways, key=crewed.expected_without_trial)
+            self._home.view.say(left_out_sentence(crewed, way, out, last))
 
 
 def left_out_sentence(crewed: Crewed, way: Way, out: Sequence[str], leg: Leg) -> str:

@@ -94,7 +94,8 @@ def test_a_lost_host_ends_the_run_and_is_named(
     """Long before any collective's deadline of 60 s; about 8 s on a quiet machine."""
     lab = make_lab(*hosts(2), rate="1gbit")
     log = tmp_path / "log"
-    line = command(tmp_path / "run", engine, train__epochs=100_000)
+    changes = {"train__epochs": 100_000, "train__restarts": 0, "train__silence": 6}
+    line = command(tmp_path / "run", engine, **changes)
     with log.open("wb") as output:
         process = lab.start(line, on="a", stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         wait_for("epoch 2/", process, log)
