@@ -136,13 +136,16 @@ class Outcome:
     orphans: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     """Files."""
+    is_hit: bool = False
+    """The fault came while all hosts trained: else the cell says nothing."""
     note: str = ""
     """The last thing that was said of the loss."""
 
     @property
     def survived(self) -> bool:
-        """It ended well, and left nothing."""
-        return self.code == 0 and self.equal is not False and not self.orphans and not self.left
+        """It ended well after the fault, and left nothing."""
+        well = self.is_hit and self.code == 0 and self.equal is not False
+        return well and not self.orphans and not self.left
 
 
 def chosen(only: Sequence[str]) -> list[tuple[str, str]]:
@@ -177,6 +180,8 @@ def run_cells(
 
 def sentence(outcome: Outcome) -> str:
     """One line of what came of a cell."""
+    if not outcome.is_hit:
+        return f"not hit: {outcome.note}"
     words = [f"exit code {outcome.code}" if outcome.code is not None else "it did not end"]
     if outcome.seconds is not None:
         words.append(f"went on after {outcome.seconds:.1f} s")
@@ -240,7 +245,8 @@ class Cell:
         hosts = [{"name": name, "cores": 0.5, "slots": 1} for name in HOSTS]
         spec = LabSpec.from_tables({"host": hosts, "link": {"rate": "1gbit"}})
         with Lab(spec) as lab, self.log.open("wb") as output:
-            words = ["--hosts", "lab", "--engine", self.how.engine, "-v"]
+            # What cells before have taught must not keep hosts out of this one.
+            words = ["--hosts", "lab", "--engine", self.how.engine, "-v", "--again"]
             command = [*_command(self.run_path, {**_SETTINGS, **self.how.settings}), *words]
             process = lab.start(
                 command,
@@ -251,9 +257,9 @@ class Cell:
             )
             try:
                 self._await(process, self._all_train, READY_SECONDS, "all hosts trained")
-                self._break(lab, process)
-                faulted = time.monotonic()
-                self._await(process, lambda: False, END_SECONDS, "it ended", least=faulted)
+                self._break(lab)
+                outcome.is_hit = True
+                self._await(process, lambda: False, END_SECONDS, "it ended", may_end=True)
             except TimeoutError as error:
                 outcome.note = str(error)
             outcome.code = process.poll()
@@ -264,7 +270,7 @@ class Cell:
             self._judge(lab, outcome, expected)
         return outcome
 
-    def _break(self, lab: Lab, process: LabProcess) -> None:
+    def _break(self, lab: Lab) -> None:
         self.before = len(self.epochs)
         self.broken_at = time.monotonic()
         FAULTS[self.fault](lab)
@@ -294,7 +300,7 @@ class Cell:
         seconds: float,
         what: str,
         *,
-        least: float | None = None,
+        may_end: bool = False,
     ) -> None:
         end = time.monotonic() + seconds
         while process.poll() is None:
@@ -304,14 +310,14 @@ class Cell:
             if time.monotonic() > end:
                 raise TimeoutError(f"{seconds:.0f} s were not enough until {what}")
             time.sleep(LOOK_SECONDS)
-        if least is None:
+        if not may_end:
             raise TimeoutError(f"it ended before {what}")
 
     def _judge(self, lab: Lab, outcome: Outcome, expected: Mapping[str, Any]) -> None:
         text = self.log.read_text(errors="replace")
         outcome.repeated = sum(int(number) for number in _REPEATED.findall(text))
         outcome.repeated += text.count("; training goes on with ")
-        if outcome.code == 0:
+        if outcome.code == 0 and outcome.is_hit:
             gaps = [b - a for a, b in itertools.pairwise(self.epochs)]
             usual = statistics.median(gaps[: max(1, self.before - 1)])
             after = [self.broken_at, *(t for t in self.epochs if t > self.broken_at)]

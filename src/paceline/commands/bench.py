@@ -213,7 +213,7 @@ def _print_faults(outcomes: Sequence[Outcome]) -> None:
         table.add_row(
             each.kind,
             each.fault,
-            "" if each.seconds is None else f"{each.seconds:.1f}",
+            ("" if each.is_hit else "not hit") if each.seconds is None else f"{each.seconds:.1f}",
             str(each.repeated),
             "none" if each.code is None else str(each.code),
             {True: "equal", False: "OTHER", None: ""}[each.equal],
