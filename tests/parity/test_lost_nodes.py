@@ -159,18 +159,24 @@ def test_the_first_node_is_lost_and_all_start_again(alone, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.world_size(2)
-def test_a_host_that_was_lost_comes_back(alone, tmp_path: Path) -> None:
-    training = Training(tmp_path, 2, "localhost,127.0.0.1")
-    training.await_leg(both(2))
-    os.kill(member(training.process, 1), signal.SIGKILL)
+@pytest.mark.parametrize(
+    ("nodes", "hosts"),
+    [
+        pytest.param(2, "localhost,127.0.0.1", marks=pytest.mark.world_size(2)),
+        pytest.param(4, "localhost:3,127.0.0.1", marks=pytest.mark.world_size(4)),
+    ],
+)
+def test_a_host_that_was_lost_comes_back(nodes: int, hosts: str, alone, tmp_path: Path) -> None:
+    training = Training(tmp_path, nodes, hosts)
+    training.await_leg(both(nodes))
+    os.kill(member(training.process, nodes - 1), signal.SIGKILL)
     training.await_leg(lambda leg: leg.came == ("127.0.0.1",))
     output = training.ends_as_one_process(alone)
     assert "127.0.0.1 has come, before update" in output
     legs = read_legs(training.run / "legs.jsonl")
     came = next(number for number, leg in enumerate(legs) if leg.came)
     assert [leg.left for leg in legs[:came] if leg.left] == [("127.0.0.1",)]
-    assert any(len(leg.plan.nodes) == 2 and leg.updates for leg in legs[came:])
+    assert any(len(leg.plan.nodes) == nodes and leg.updates for leg in legs[came:])
 
 
 @pytest.mark.slow

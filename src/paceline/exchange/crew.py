@@ -36,6 +36,8 @@ class Crew:
         self._number = 0
         self.gone: dict[int, str] = {}
         """Nodes that were lost, and how; filled in by whoever hears of it."""
+        self._comings: dict[int, int] = {}
+        """How often a node has come while the others trained."""
 
     # --- the node that leads --------------------------------------------------
 
@@ -104,8 +106,7 @@ class Crew:
 
     def take_in(self, node: int, host: str) -> None:
         """Count a node among the others from the next order on."""
-        self.name([node], [host])
-        self.gone.pop(node, None)
+        self.learn([{"node": node, "host": host, "comings": self._comings.get(node, 0) + 1}])
         text = json.dumps({"number": self._number, "hosts": self.hosts})
         with _explained("tell a node that it is taken in"):
             self._store.set(f"welcome/{node}", text)
@@ -121,11 +122,22 @@ class Crew:
         welcome = self._await(f"welcome/{self.node}", _WELCOME)
         self._number, self.hosts = int(welcome["number"]), list(welcome["hosts"])
 
-    def name(self, nodes: Iterable[int], hosts: Iterable[str]) -> None:
-        """Learn what nodes are called, those that came later among them."""
-        for node, host in zip(nodes, hosts, strict=True):
+    def known_of(self, nodes: Iterable[int]) -> list[dict[str, Any]]:
+        """What other nodes may not have heard of these: they slept, or came later."""
+        return [
+            {"node": node, "host": self.hosts[node], "comings": self._comings.get(node, 0)}
+            for node in nodes
+        ]
+
+    def learn(self, told: Iterable[Mapping[str, Any]]) -> None:
+        """Hear what nodes are called, and who of those that were lost is there again."""
+        for each in told:
+            node = each["node"]
             self.hosts += ["?"] * (node + 1 - len(self.hosts))
-            self.hosts[node] = host
+            self.hosts[node] = each["host"]
+            if each["comings"] > self._comings.get(node, 0):
+                self._comings[node] = each["comings"]
+                self.gone.pop(node, None)
 
     def say(self, what: str, value: Any) -> None:
         """Say something of this node that nobody waits for."""

@@ -356,9 +356,9 @@ def _own_speed(node: Node, alone: Plan) -> float:
 
 
 def _enter(
-    node: Node, number: int, plan: Any, members: list[int], hosts: list[str]
+    node: Node, number: int, plan: Any, members: list[int], known: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    node.crew.name(members, hosts)
+    node.crew.learn(known)
     node.enter(number, decode(Plan, plan), members, started=time.perf_counter())
     return {}
 

@@ -44,8 +44,8 @@ class Together:
             if self.takes_part:
                 self._trainer = node.enter(number, plan, members, started=started)
 
-        names = [node.crew.hosts[member] for member in members]
-        self._do("enter", build, plan=encode(plan), members=list(members), hosts=names)
+        known = node.crew.known_of(members)
+        self._do("enter", build, plan=encode(plan), members=list(members), known=known)
 
     @property
     def takes_part(self) -> bool:

@@ -47,3 +47,17 @@ def test_a_node_that_was_lost_takes_its_place_again() -> None:
         leads.take_in(1, "b")
         thread.join()
         assert leads.gone == {}
+
+
+def test_others_hear_who_is_there_again_and_forget_no_newer_loss() -> None:
+    with opened() as (first, other):
+        leads, follows = Crew(first, 0, ["a", "b", "c"]), Crew(other, 1, ["a", "b", "c"])
+        leads.gone[2] = follows.gone[2] = "host c has gone"
+        follows.learn(leads.known_of([0, 1, 2]))
+        assert 2 in follows.gone
+        leads.take_in(2, "c")
+        follows.learn(leads.known_of([0, 1, 2]))
+        assert follows.gone == {}
+        follows.gone[2] = "host c has gone once more"
+        follows.learn(leads.known_of([0, 1, 2]))
+        assert 2 in follows.gone
