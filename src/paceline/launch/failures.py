@@ -34,8 +34,8 @@ def order(failure: Message | Lost) -> int:
     if report.get("wordless"):
         was_killed = "was killed by" in message and not any(n in message for n in _BY_OTHERS)
         return 1 if was_killed else 3
-    late = report["kind"] == "DeadlineError"
-    return 4 if late or any(text in message for text in _CONSEQUENCES) else 0
+    of_others = report["kind"] in ("DeadlineError", "LostError")
+    return 4 if of_others or any(text in message for text in _CONSEQUENCES) else 0
 
 
 def may_pass(failure: Message | Lost) -> bool:

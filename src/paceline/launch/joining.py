@@ -160,8 +160,12 @@ class Joining:
         """The host that is meant, started as the hosts of this training are."""
         hosts = self.session.order.hosts
         mine = next((host for host in hosts.host if host.name == asked.name), None)
-        python = mine.python if mine is not None else hosts.defaults.python
-        return Host(name=asked.name, address=asked.address, cores=asked.cores, python=python)
+        how = mine or hosts.defaults
+        ssh = {"user": how.user, "port": how.port, "key": how.key}
+        if "@" in asked.address:
+            ssh["user"] = None
+        words = {"address": asked.address, "cores": asked.cores, "python": how.python, **ssh}
+        return decode(Host, {"name": asked.name, **words})
 
     def _ask(self, guest: Channel | None, host: Host) -> None:
         session = self.session
