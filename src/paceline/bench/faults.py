@@ -74,6 +74,7 @@ def _kind(engine: str, exchange: str, **how: Any) -> Kind:
 
 
 KINDS: dict[str, Kind] = {
+    "auto": _kind("auto", "allreduce"),
     "mpi": _kind("mpi", "allreduce"),
     "allreduce": _kind("ssh", "allreduce"),
     "ring": _kind("ssh", "ring"),
@@ -82,7 +83,7 @@ KINDS: dict[str, Kind] = {
     "averaging": _kind("ssh", "averaging", exact=False, legs=False),
     "server": _kind("ssh", "parameter_server", legs=False),
 }
-"""By name; "fixed" is a strategy that was asked for, so that there are no legs."""
+"""By name; "auto" begins over MPI, "fixed" is a strategy that was asked for, so that there are no legs."""
 
 
 def _kill(process: str, host: str = VICTIM) -> Callable[[Lab], None]:
@@ -110,6 +111,7 @@ FAULTS: dict[str, Callable[[Lab], None]] = {
     "shutdown": lambda lab: lab.shutdown(VICTIM),
     "cut 5 s": _for(5.0, "cut", "restore"),
     "cut": lambda lab: lab.cut(VICTIM),
+    "cut 40 s": _for(40.0, "cut", "restore"),
     "stop 20 s": _for(20.0, "pause", "resume"),
     "first rank": _kill(_RANK, HOSTS[0]),
     "first agent": _kill("paceline.launch.agent", HOSTS[0]),

@@ -245,8 +245,9 @@ class Session:
         ends = self.await_all("end", "training", None, nodes={0} if self.in_legs else None)
         if self.in_legs:  # one that hangs keeps nobody
             with contextlib.suppress(WorkerError):
-                others = set(range(1, len(self.places)))
-                self.await_all("end", "the end", LAST_SECONDS, nodes=others)
+                peers = self.control.peers.items()
+                late = {node for node, peer in peers if not peer.ended}
+                self.await_all("end", "the end", LAST_SECONDS, nodes=late)
         self.collecting.check_all_came()
         return int(ends[0]["code"])
 
