@@ -83,7 +83,7 @@ KINDS: dict[str, Kind] = {
     "averaging": _kind("ssh", "averaging", exact=False, legs=False),
     "server": _kind("ssh", "parameter_server", legs=False),
 }
-"""By name; "auto" begins over MPI, "fixed" is a strategy that was asked for, so that there are no legs."""
+"""By name; "auto" begins over MPI, "fixed" asks for a strategy, so that there are no legs."""
 
 
 def _kill(process: str, host: str = VICTIM) -> Callable[[Lab], None]:
