@@ -34,7 +34,7 @@ from paceline.config.environment import (
 from paceline.exchange.losses import leave_word
 from paceline.launch.carry import Carrier
 from paceline.launch.channel import BEAT_SECONDS, REPORT, SLACK_SECONDS, Channel, Message, connect
-from paceline.launch.child import Child, how_it_ended
+from paceline.launch.child import STACK_SIGNAL, Child, how_it_ended
 from paceline.launch.files import take_piece
 from paceline.launch.leftovers import SharedFiles, end_daemon
 from paceline.launch.rank import die_with_parent
@@ -239,6 +239,11 @@ class Agent:
         """Stop in order, or at once when there is nothing yet to stop."""
         if self.child is not None and self.child.purpose == "train":
             self.child.signal(message["signal"])
+
+    def on_stack(self, message: Message) -> None:
+        """Others have waited in vain for this node: let its process print where it stands."""
+        if self.child is not None and self.child.purpose == "train":
+            self.child.signal(STACK_SIGNAL)
 
     def on_lost(self, message: Message) -> None:
         """The launcher has lost a node that others here would wait for: leave word of it."""

@@ -70,6 +70,7 @@ TO_AGENT: Final[Mapping[str, Mapping[str, Any]]] = {
         "program": ONE_LINE, "silent": bool, "joins?": bool, "legs?": {},
     },
     "stop": {"signal": int},
+    "stack": {},
     "lost": {"lost": int, "why?": str},
 }  # fmt: skip
 

@@ -9,6 +9,8 @@ import signal
 import subprocess
 from typing import IO
 
+STACK_SIGNAL = signal.SIGUSR1
+"""At which a rank prints where all of its threads stand."""
 _RANK = re.compile(r"\[rank (\d+)\] (.*)", re.DOTALL)
 """How the local engine marks what ranks other than the first print."""
 

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from paceline.errors import LostError, RunError, WorkerError
+from paceline.errors import WorkerError
 from paceline.launch import failures
 from paceline.launch.agent import MARKER
 from paceline.launch.channel import SILENCE_SECONDS, Message
 from paceline.launch.collect import Collecting, run_identity
 from paceline.launch.control import Control, Lost, addresses_towards
 from paceline.launch.engines import Engine, Launch, Running
+from paceline.launch.failing import Failing
 from paceline.launch.files import pieces_of
 from paceline.launch.joining import Joining, welcome_fields
 from paceline.launch.signals import Received, handled
-from paceline.launch.ssh import is_here
 from paceline.run import RunDirectory
 from paceline.schema import Plan, decode, encode, write_json
 from paceline.schema.hosts import Host, Hosts, Place
@@ -28,12 +27,9 @@ from paceline.schema.machines import Machines
 from paceline.schema.plain import parse_toml
 from paceline.secure.addresses import own_addresses
 from paceline.secure.sealing import new_secret
-from paceline.text import printable
 
 START_SECONDS = 120.0
 """Every agent must have come by then, counted from when the engine could start them."""
-GRACE_SECONDS = 2.0
-"""After a failure, how long others have to say what they know: the cause may come second."""
 SENT = ("metrics.jsonl", "legs.jsonl", "checkpoints/latest")
 """What of a run that is continued a host must have that cannot see it."""
 LAST_SECONDS = 20.0
@@ -73,7 +69,7 @@ class Order:
     """What the checks found out; see `Launch`."""
 
 
-class Session:
+class Session(Failing):
     """Everything that is under way on the hosts."""
 
     def __init__(self, order: Order, engine: Engine) -> None:
@@ -95,8 +91,7 @@ class Session:
         """Nodes whose loss the exchange survives."""
         self.gone: set[int] = set()
         """Those of them that are lost."""
-        self.forgiven: list[tuple[int, Message | Lost]] = []
-        """How they were: the cause, should the first node fail with them."""
+        self.forgiven = {}
         self.unheard: set[str] = set()
         """Hosts that were silent when the session failed: there is no use in asking them again."""
         self.is_led = False
@@ -187,6 +182,7 @@ class Session:
         self.first_ranks[place.node : place.node + 1] = [rank]
         self.spare.add(place.node)
         self.gone.discard(place.node)
+        self.forgiven.pop(place.node, None)
 
     def measure(self, *, again: bool = False) -> dict[int, Machines]:
         """Let each node find out what planning must know of it, all at the same time."""
@@ -344,15 +340,11 @@ class Session:
         if node in self.gone:
             return
         self.gone.add(node)
-        self.forgiven.append((node, cause))
+        self.forgiven[node] = (cause, time.monotonic())
         if self.joining is not None:
             self.joining.tell_of_loss(node, sentence)
         if isinstance(cause, Lost):
             self.control.cut(node)
-
-    def show(self, node: int, message: Message) -> None:
-        host = self.places[node].host.name
-        self.order.show(f"[{host} rank {message['rank']}] {printable(message['text'])}")
 
     def pass_signals_on(self) -> None:
         """The first signal stops in order, the second ends at once."""
@@ -364,82 +356,6 @@ class Session:
             self.control.send(0, "stop", signal=number)
             return
         self.interrupt(number)
-
-    def interrupt(self, number: int) -> None:
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise SystemExit(128 + number)
-
-    # --- failing --------------------------------------------------------------
-
-    def fail(self) -> None:
-        """Raise the cause: what a rank says of itself, then a lost host, then what others say."""
-        silent = any(isinstance(f, Lost) and f.silent_seconds for _, f in self.failures)
-        # Who was silent for so long has given the others time enough to speak.
-        deadline = time.monotonic() + (0.0 if silent else GRACE_SECONDS)
-        while time.monotonic() < deadline and not self.has_cause():
-            messages, lost = self.control.turn(0.05)
-            known = {node for node, _ in self.failures}
-            self.failures += [(each.node, each) for each in lost if each.node not in known]
-            for node, message in messages:
-                if message["kind"] == "line":
-                    self.show(node, message)
-                elif message["kind"] == "error":
-                    self.failures.append((node, message))
-                else:
-                    self.collecting.hear(node, message)
-        self.unheard = self.silent_hosts()
-        # The first node may only say that it has lost another.
-        causes = [*self.failures, *self.forgiven]
-        node, cause = min(causes, key=lambda failure: failures.order(failure[1]))
-        if isinstance(cause, Lost):
-            raise LostError(self.lost_sentence(cause))
-        if self.signals.numbers and node == 0:  # it had not yet begun to train
-            self.interrupt(self.signals.numbers[0])
-        try:
-            failures.raise_report(cause["report"], self.places[node].host.name)
-        except RunError as error:
-            raise (LostError(str(error)) if failures.may_pass(cause) else error) from None
-
-    def has_cause(self) -> bool:
-        return any(failures.order(failure) <= 1 for _, failure in self.failures)
-
-    def silent_hosts(self) -> set[str]:
-        """Hosts that have said nothing for too long."""
-        lost = [each for _, each in (*self.failures, *self.forgiven) if isinstance(each, Lost)]
-        found = {each.node for each in lost if each.silent_seconds is not None}
-        quiet = self.cut_off() if found else []
-        return {self.places[node].host.name for node in (*found, *quiet)}
-
-    def reached(self, node: int) -> int:
-        """The update that a node was in when it was last heard of."""
-        peer = self.control.peers.get(node)
-        return max((int(place["update"]) for place in peer.places), default=0) if peer else 0
-
-    def cut_off(self) -> list[int]:
-        """Nodes of other machines, if none of them is heard: the link that is down is our own."""
-        places = [p for p in self.places if not is_here(p.host.network_address)]
-        nodes = [place.node for place in places if place.node in self.control.connected]
-        alone = len({place.host.name for place in places}) > 1
-        return nodes if alone and nodes and all(map(self.control.quiet, nodes)) else []
-
-    def lost_sentence(self, lost: Lost) -> str:
-        if lost.silent_seconds is not None and (nodes := self.cut_off()):
-            return (
-                f"the launcher has not heard of any other host ({self.names(nodes)}) for"
-                f" {lost.silent_seconds:.0f} s: the link of this machine is down"
-            )
-        host = self.places[lost.node].host.name
-        place = self.control.peers[lost.node].place
-        return failures.lost_sentence(lost, host, self.first_ranks[lost.node], place)
-
-    def names(self, nodes: list[int]) -> str:
-        """Hosts in words.
-
-        One host of several nodes is named once.
-        """
-        names = list(dict.fromkeys(self.places[node].host.name for node in nodes))
-        return f"host {names[0]}" if len(names) == 1 else f"hosts {', '.join(names)}"
 
 
 def found_places(control: Control) -> tuple[Place, ...]:
