@@ -81,7 +81,8 @@ KINDS: dict[str, Kind] = {
     "reduce_broadcast": _kind("ssh", "reduce_broadcast"),
     "fixed": _kind("ssh", "allreduce", legs=False),
     "averaging": _kind("ssh", "averaging", exact=False, legs=False),
-    "server": _kind("ssh", "parameter_server", legs=False),
+    # A lost worker's part of the batches is left out.
+    "server": _kind("ssh", "parameter_server", exact=False, legs=False),
 }
 """By name; "auto" begins over MPI, "fixed" asks for a strategy, so that there are no legs."""
 

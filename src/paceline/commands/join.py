@@ -29,8 +29,9 @@ def command(run: Path, text: str) -> None:
     from paceline.config import load_config
     from paceline.config.hosts import find_hosts
     from paceline.errors import RunDirectoryError
+    from paceline.launch.agent import DOOR
     from paceline.launch.inspection import check_hosts
-    from paceline.launch.joining import DOOR, ask_to_join, one_host
+    from paceline.launch.joining import ask_to_join, one_host
 
     host = one_host(find_hosts(text).host, text)
     if not (run / "config.toml").is_file():

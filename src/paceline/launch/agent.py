@@ -48,6 +48,8 @@ from paceline.text import printable
 
 MARKER = ".launch"
 """File in the run directory by which an agent sees that it is the launcher's own."""
+DOOR = "join.json"
+"""File in the run directory: where to ask whether a host may join."""
 _QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Torch warns of every host that has a number but no name; what fails raises anyway."""
 _LAST_LOOK_SECONDS = 0.3
@@ -72,6 +74,7 @@ class Agent:
         self.leaving: int | None = None
         """The exit code, once the launcher has what was written here."""
         self.exit_code: int | None = None
+        self.marker = ""
         self.is_deserted = False
         """The launcher has gone, or let this node go: nobody else ends what started us."""
         self.variables: dict[str, str] = {}
@@ -113,7 +116,15 @@ class Agent:
             self.shared_files.remove()
             self.carrier.close()
             if self.is_deserted:
+                self.clear_up()
                 end_daemon()
+
+    def clear_up(self) -> None:
+        """Remove what a launcher that was killed has left in the run, unless there is a new one."""
+        with contextlib.suppress(OSError):
+            if (self.run.path / MARKER).read_text() == self.marker:
+                (self.run.path / DOOR).unlink(missing_ok=True)
+                (self.run.path / MARKER).unlink()
 
     # --- what the launcher says -----------------------------------------------
 
@@ -136,6 +147,7 @@ class Agent:
         path = Path(message["run"])
         marker = path / MARKER
         shared = marker.is_file() and marker.read_text() == message["marker"]
+        self.marker = message["marker"]
         if not shared:
             cache = Path(self.variables.get("PACELINE_CACHE") or cache_root())
             path = self.carrier.settle(cache, message["identity"], message["marker"])

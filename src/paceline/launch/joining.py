@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from paceline.config.environment import passed_variables
 from paceline.errors import ConfigError, PacelineError, RunDirectoryError, WorkerError
+from paceline.launch.agent import DOOR
 from paceline.launch.channel import Channel, Message, connect
 from paceline.launch.control import addresses_towards
 from paceline.launch.engines import Launch, Processes
@@ -36,8 +37,6 @@ from paceline.secure.files import read_private, write_private
 if TYPE_CHECKING:
     from paceline.launch.session import Session
 
-DOOR = "join.json"
-"""File in the run directory: where to ask."""
 _NOTE = {"addresses": [ONE_LINE], "port": int, "secret": ONE_LINE}
 ANSWER_SECONDS = 150.0
 AGAIN_SECONDS = 5.0
