@@ -52,6 +52,8 @@ DOOR = "join.json"
 """File in the run directory: where to ask whether a host may join."""
 _QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Torch warns of every host that has a number but no name; what fails raises anyway."""
+SAVE_SECONDS = 10.0
+"""How long a training has to stop in order and save when its launcher has gone."""
 _LAST_LOOK_SECONDS = 0.3
 """A process that was killed closes its connections before it can be seen to have ended."""
 _ANSWERS = {"measure": "measuring", "links": "measuring the network"}
@@ -110,6 +112,8 @@ class Agent:
             self.say_why(int(leaving.code or 0) - 128)
             raise
         finally:
+            if self.is_deserted:
+                self.let_save()
             self.end_child()
             self.selector.close()
             self.channel.close()
@@ -121,10 +125,26 @@ class Agent:
 
     def clear_up(self) -> None:
         """Remove what a launcher that was killed has left in the run, unless there is a new one."""
-        with contextlib.suppress(OSError):
-            if (self.run.path / MARKER).read_text() == self.marker:
-                (self.run.path / DOOR).unlink(missing_ok=True)
-                (self.run.path / MARKER).unlink()
+        if self.is_ours():
+            for name in (DOOR, MARKER):
+                (self.run.path / name).unlink(missing_ok=True)
+
+    def is_ours(self) -> bool:
+        """Whether no other launcher has taken the run over that we see here."""
+        try:
+            return (self.run.path / MARKER).read_text() == self.marker
+        except OSError:
+            return False
+
+    def let_save(self) -> None:
+        """The launcher was killed, or we are cut off: stop in order, unless others write there."""
+        child = self.child
+        if child is None or child.purpose != "train":
+            return
+        if self.is_ours() or self.carrier.folder is not None:
+            child.signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.process.wait(timeout=SAVE_SECONDS)
 
     # --- what the launcher says -----------------------------------------------
 
