@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from lost_nodes import await_leg, kill_together, member, start
 from node_runs import metrics, state
@@ -189,3 +191,27 @@ def test_another_host_joins(exchange: str, alone, tmp_path: Path) -> None:
     training.await_leg(lambda leg: leg.came == ("127.0.0.1",))
     training.await_leg(both(4))
     training.ends_as_one_process(alone)
+
+
+@pytest.mark.slow
+@pytest.mark.world_size(2)
+def test_a_killed_launcher_leaves_a_run_that_goes_on(alone, tmp_path: Path) -> None:
+    """The nodes end by themselves, in order where they can, and leave nothing but the run."""
+    training = Training(tmp_path, 2, "localhost:2")
+    training.await_leg(both(2))
+    nodes = [psutil.Process(member(training.process, node)) for node in (0, 1)]
+    training.process.kill()
+    training.process.wait()
+    assert psutil.wait_procs(nodes, timeout=60)[1] == []
+    end = time.monotonic() + 60
+    while (training.run / ".launch").exists() or (training.run / "join.json").exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    words = ["train", "--resume", "--run", str(training.run), "--hosts", "localhost:2"]
+    training.process = subprocess.Popen(
+        [sys.executable, "-m", "paceline.cli", *words, "--engine", "ssh"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert "continuing" in training.ends_as_one_process(alone)
