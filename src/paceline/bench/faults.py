@@ -15,8 +15,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -260,9 +261,9 @@ class Cell:
             )
             try:
                 self._await(process, self._all_train, READY_SECONDS, "all hosts trained")
-                self._break(lab)
                 outcome.is_hit = True
-                self._await(process, lambda: False, END_SECONDS, "it ended", may_end=True)
+                with self._broken(lab):
+                    self._await(process, lambda: False, END_SECONDS, "it ended", may_end=True)
             except TimeoutError as error:
                 outcome.note = str(error)
             outcome.code = process.poll()
@@ -273,11 +274,17 @@ class Cell:
             self._judge(lab, outcome, expected)
         return outcome
 
-    def _break(self, lab: Lab) -> None:
+    @contextlib.contextmanager
+    def _broken(self, lab: Lab) -> Iterator[None]:
+        """The fault happens beside what is inside: one that ends takes its time."""
         self.before = len(self.epochs)
         self.broken_at = time.monotonic()
-        FAULTS[self.fault](lab)
-        self._look()
+        thread = threading.Thread(target=FAULTS[self.fault], args=(lab,))
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join()
 
     def _all_train(self) -> bool:
         if not self.how.legs:
