@@ -37,6 +37,8 @@ TURN_SECONDS = 0.5
 """Between two looks at what nothing wakes us for."""
 IDLE = 0.01
 """Part of a core that counts as none: threads that wake up now and then use less."""
+BEGIN = "paceline.launch.scripts.begin"
+"""The module that becomes the script."""
 EXIT = "exit.json"
 """File in a rank's folder."""
 
@@ -165,7 +167,7 @@ class Supervisor:
         try:
             process = subprocess.Popen(
                 # Lines come as they are printed; a crash in C code shows the Python that led to it.
-                [sys.executable, "-u", "-X", "faulthandler", *self.script.words],
+                [sys.executable, "-u", "-X", "faulthandler", "-m", BEGIN, *self.script.words],
                 cwd=self.script.folder,
                 env=environment,
                 stdin=None if self._takes_input and local_rank == 0 else subprocess.DEVNULL,
