@@ -30,9 +30,9 @@ from paceline.observe.recorder import FileRecorder, Recorder, make_recorder
 from paceline.plan import asked_node, asked_plan
 from paceline.schema import RankContext
 from paceline.schema.events import read_run
-from paceline.train.assemble import Task
-from paceline.train.loop import Trainer
-from paceline.train.parts import make_parts
+from paceline.training.assemble import Task
+from paceline.training.loop import Trainer
+from paceline.training.parts import make_parts
 
 BAR = 1.01
 _RESAMPLES = 4000

@@ -23,8 +23,8 @@ from paceline.config import config_from
 from paceline.local.cores import set_threads, usable_cores
 from paceline.run import RunDirectory
 from paceline.schema import NodePlan, Plan
-from paceline.train.assemble import Task
-from paceline.train.loop import train
+from paceline.training.assemble import Task
+from paceline.training.loop import train
 
 BATCH = 128
 
@@ -55,7 +55,7 @@ def main() -> None:
 
     def paceline() -> float:
         from paceline.data import from_datasets
-        from paceline.train.parts import Given
+        from paceline.training.parts import Given
 
         data = torch.utils.data.TensorDataset(inputs, targets)
         small = torch.utils.data.TensorDataset(inputs[:64], targets[:64])

@@ -29,10 +29,10 @@ def worker(node: int, address: str, port: int, batch: int, updates: int) -> None
     from paceline import models
     from paceline.cost.split import Division
     from paceline.exchange.allreduce import AllReduce
-    from paceline.exchange.base import Setting
-    from paceline.exchange.chains import find_chains
+    from paceline.exchange.base import ExchangeSetting
     from paceline.exchange.opening import open_network
-    from paceline.exchange.partition import Partition
+    from paceline.exchange.tensor_parallel.chains import find_chains
+    from paceline.exchange.tensor_parallel.layers import Partition
     from paceline.local.base import Job
     from paceline.local.single import Threads
     from paceline.plan.partition import choose_partition
@@ -64,7 +64,7 @@ def worker(node: int, address: str, port: int, batch: int, updates: int) -> None
             build_optimizer=optimizer,
             elementwise=True,
             node=NodePlan(),
-            exchange=AllReduce(Setting(network=network, options=options, shares=shares)),
+            exchange=AllReduce(ExchangeSetting(network=network, options=options, shares=shares)),
             partition=Partition(network, choice.layers, shares, batch),
             first_worker=node,
         )

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from leaks import BACKING, SESSION, Watch, adopt_orphans
 
-from paceline.measure.instructions import use_safe_instructions
+from paceline.hardware.instructions import use_safe_instructions
 from paceline.schema import Config
 
 RunCli = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -55,8 +55,8 @@ def train(request: common.Request) -> None:
     from torch.utils.data import DataLoader, DistributedSampler
 
     from paceline.config import load_config
-    from paceline.train.optimizers import batch_factor
-    from paceline.train.parts import make_parts
+    from paceline.training.optimizers import batch_factor
+    from paceline.training.parts import make_parts
 
     config = load_config(request.config)
     if config.local.threads:

@@ -54,8 +54,8 @@ def train(request: common.Request) -> None:
 
     from benchmarks.peers.ddp import Samples, cpu_seconds, plain_optimizer, train_epochs
     from paceline.config import load_config
-    from paceline.train.optimizers import batch_factor
-    from paceline.train.parts import make_parts
+    from paceline.training.optimizers import batch_factor
+    from paceline.training.parts import make_parts
 
     config = load_config(request.config)
     hvd.init()

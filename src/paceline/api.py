@@ -24,15 +24,15 @@ from paceline.schema.checkpoint import (
     with_lengths,
 )
 from paceline.schema.codec import decode, encode
-from paceline.workflow.training import HostsRequest, Result, Start, run_training, summary_of
+from paceline.workflow.training import HostsRequest, Result, TrainingStart, run_training, summary_of
 
 if TYPE_CHECKING:
     from paceline.schema.legs import Leg
-    from paceline.train.given import Given
+    from paceline.training.given import Given
 
 __all__ = [
-    "HostsRequest", "Result", "Start", "Workload", "begin", "legs_beside", "plan_beside", "race",
-    "resolve", "run_training", "summary_of", "train",
+    "HostsRequest", "Result", "TrainingStart", "Workload", "begin", "legs_beside", "plan_beside",
+    "race", "resolve", "run_training", "summary_of", "train",
 ]  # fmt: skip
 
 
@@ -97,14 +97,14 @@ def train(
     say = (lambda text: None) if silent else print
     config, directory, plan = begin(config, run=where, resume=resume, given=given, say=say)
     result = run_training(
-        Start(config=config, run=directory, plan=plan, given=given, silent=silent, say=say)
+        TrainingStart(config=config, run=directory, plan=plan, given=given, silent=silent, say=say)
     )
     return dataclasses.replace(result, factory=given.model if given else None)
 
 
 def _names_and_objects(workload: Workload) -> tuple[dict[str, Any], Given | None]:
     """Settings for what is to be trained, and the objects that have no name to be found by."""
-    from paceline.train.given import KEYS, Given
+    from paceline.training.given import KEYS, Given
 
     workload, order = _without_loaders(workload)
     names: dict[str, Any] = {
@@ -195,7 +195,7 @@ def begin(
     `changes` are settings (as "key=value") of a run to be continued, where `config` is None.
     `elsewhere`: hosts may have kept checkpoints that are not here, and are asked later.
     """
-    from paceline.train.given import refuse_without_objects
+    from paceline.training.given import refuse_without_objects
 
     opened = open_run(run or Path("runs/latest")) if resume else None
     config = resolve(_continued(opened, config, changes) if opened else config or load_config())

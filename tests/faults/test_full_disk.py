@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from trainings import STRATEGIES, PacedTraining, Training
 
-from paceline.train.checkpoint import Checkpoints
+from paceline.training.checkpoint import Checkpoints
 
 StartCli = Callable[..., "subprocess.Popen[str]"]
 RunCli = Callable[..., "subprocess.CompletedProcess[str]"]

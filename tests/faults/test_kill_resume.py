@@ -17,7 +17,7 @@ import pytest
 from safetensors.torch import load_file
 from trainings import STRATEGIES, PacedTraining, Training
 
-from paceline.train.checkpoint import Checkpoints
+from paceline.training.checkpoint import Checkpoints
 
 StartCli = Callable[..., "subprocess.Popen[str]"]
 

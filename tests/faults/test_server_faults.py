@@ -12,7 +12,7 @@ from nodes import MakeNodes, Nodes, make_nodes
 from safetensors.torch import load_file
 
 from paceline.config import load_config
-from paceline.train.parts import make_parts
+from paceline.training.parts import make_parts
 
 __all__ = ["make_nodes"]
 pytestmark = pytest.mark.timeout(900)

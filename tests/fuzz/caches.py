@@ -83,7 +83,7 @@ def _lesson(random: Random, folder: Path) -> None:
 def _proof(random: Random, folder: Path) -> None:
     from paceline.schema import read_json
     from paceline.schema.proof import Proof
-    from paceline.train.proof_record import FILE, known
+    from paceline.training.proof_record import FILE, known
 
     task: Any = SimpleNamespace(run=SimpleNamespace(path=folder))
     whole = Proof(key="k", passed=True, tolerance=1e-4, tensors=3, samples=(3, 2))
@@ -119,7 +119,7 @@ def _plans(random: Random, folder: Path) -> None:
 
 
 def _prepare_state(folder: Path) -> None:
-    from paceline.train.checkpoint import Checkpoints, TrainState
+    from paceline.training.checkpoint import Checkpoints, TrainState
 
     weights = {"layer.weight": torch.ones(3, 2), "_extra_state": {"seen": (1, torch.ones(2))}}
     sparse = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (3,), check_invariants=False)
@@ -131,7 +131,7 @@ def _prepare_state(folder: Path) -> None:
 def _state(random: Random, folder: Path) -> None:
     """state.json with a digest that is right, as whoever edits it by a program would leave it."""
     from paceline.schema.checkpoint import digest_of, newest_good
-    from paceline.train.checkpoint import Checkpoints
+    from paceline.training.checkpoint import Checkpoints
 
     checkpoints = Checkpoints(folder / "checkpoints", keep=2)
     newest = checkpoints.newest()
@@ -170,7 +170,7 @@ def _extra_state(random: Random, folder: Path) -> None:
 
 def _instructions(random: Random, folder: Path) -> None:
     """Whether the matrix unit works, as it was found before; asking again starts a process."""
-    from paceline.measure import instructions
+    from paceline.hardware import instructions
 
     def asked_again(*words: Any, **more: Any) -> Any:
         return SimpleNamespace(returncode=0, stdout="")
@@ -192,7 +192,7 @@ def _instructions(random: Random, folder: Path) -> None:
 
 def _resume_word(random: Random, folder: Path) -> None:
     """Which checkpoint the ranks of a node go on from, as their leader has left it."""
-    from paceline.train.assemble import agreed_checkpoint
+    from paceline.training.assemble import agreed_checkpoint
 
     run = SimpleNamespace(path=folder, checkpoints=folder / "checkpoints")
     context = SimpleNamespace(nodes=2, node=1)

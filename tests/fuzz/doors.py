@@ -25,7 +25,7 @@ import mutations
 from readers import FaultError, Target, call, check_message, nothing
 
 from paceline.errors import PacelineError, WorkerError
-from paceline.launch.inspection import Asked as _Asked
+from paceline.launch.inspection import AskedHost as _Asked
 from paceline.schema import Plan, encode
 from paceline.schema.hosts import Host
 
@@ -214,7 +214,7 @@ def _session(random: Random, folder: Path) -> None:
     shown: list[str] = []
     run = folder / "run"
     run.mkdir(exist_ok=True)
-    order = module.Order(
+    order = module.HostOrder(
         run=RunDirectory(run),
         hosts=find_hosts("localhost"),
         config='name = "x"\n',
@@ -358,8 +358,8 @@ def _left_behind(random: Random, folder: Path) -> None:
     """Small notes in a run directory: where results are kept, and what went wrong."""
     from paceline.launch.agent import Agent
     from paceline.launch.collect import AWAY, IDENTITY, Collecting, newest_here, run_identity
-    from paceline.launch.local import Ranks, _reports
-    from paceline.observe.posts import BothPosts, FolderPosts
+    from paceline.launch.local import LocalRanks, _reports
+    from paceline.observe.mailbox import BothPosts, FolderPosts
     from paceline.observe.stall import Stall
     from paceline.run import RunDirectory
 
@@ -374,7 +374,7 @@ def _left_behind(random: Random, folder: Path) -> None:
     report = REPORT | {"time": 1.5}
     for place in ("rank-0", "node-0"):
         (run / place / "error.json").write_bytes(damaged_message(random, report))
-    ranks = Ranks(RunDirectory(run))
+    ranks = LocalRanks(RunDirectory(run))
     ranks.processes.append(None)  # type: ignore[arg-type]
     for found in _reports(ranks):
         _ = float(found["time"]), found["kind"], found["traceback"].rstrip()
@@ -498,14 +498,14 @@ class _Host:
 def _doctor(random: Random, folder: Path) -> None:
     from paceline.launch import inspection, pairs
 
-    before = inspection.Asked
+    before = inspection.AskedHost
     _Host.random = random
-    inspection.Asked = pairs.Asked = _Host  # type: ignore[assignment,misc]
+    inspection.AskedHost = pairs.Asked = _Host  # type: ignore[assignment,misc]
     try:
         words = ["--json"] if random.randint(0, 1) else []
         call("doctor", "--hosts", "a,b", *words)
     finally:
-        inspection.Asked = pairs.Asked = before  # type: ignore[misc]
+        inspection.AskedHost = pairs.Asked = before  # type: ignore[misc]
 
 
 def _hosts_setup(random: Random, folder: Path) -> None:
@@ -526,9 +526,9 @@ def _hosts_setup(random: Random, folder: Path) -> None:
 
 
 def _store(random: Random, folder: Path) -> None:
-    from paceline.exchange.store import Table, read_answer, read_order
+    from paceline.exchange.store import StoreTable, read_answer, read_order
 
-    table = Table()
+    table = StoreTable()
     for do in ("set", "add", "get", "check", "compare_set", "delete", "count", "wait"):
         value = base64.b64encode(b"5").decode()
         order = {"do": do, "keys": ["a"], "number": 1, "seconds": 1.5, "value": value}
@@ -544,7 +544,7 @@ def _store(random: Random, folder: Path) -> None:
 
 def _words(random: Random, folder: Path) -> None:
     """What servers of other groups, and the nodes of `hogwild`, say of themselves."""
-    from paceline.exchange.copies import Word, Words
+    from paceline.exchange.servers.copies import Word, Words
     from paceline.exchange.wire import BadMessageError
 
     words = Words([1])
@@ -689,11 +689,11 @@ def _secret_file(random: Random, folder: Path) -> None:
 def messages() -> list[Target]:
     """All of these."""
     from paceline.exchange.agreement import read_description
-    from paceline.exchange.meeting import read_arrival
+    from paceline.exchange.servers.rendezvous import read_arrival
     from paceline.exchange.wire import read_answer, read_request
     from paceline.launch import channel
     from paceline.launch.links import read_seconds
-    from paceline.launch.meeting import read_port
+    from paceline.launch.rendezvous import read_port
 
     described = {"name": "step-00000004", "files": [["state.json", 5, "ab" * 32]]}
     return [

@@ -176,7 +176,7 @@ def _read_lab(path: Path) -> None:
 
 
 def _read_experiment(path: Path) -> None:
-    from paceline.experiments.spec import load_experiment
+    from paceline.studies.spec import load_experiment
 
     for quick in (True, False):
         load_experiment(path.parent, quick=quick)
@@ -202,7 +202,7 @@ def _read_plan(path: Path) -> None:
 
 
 def _read_race(path: Path) -> None:
-    from paceline.measure.kept_races import kept_race
+    from paceline.hardware.kept_races import kept_race
     from paceline.plan import plan_from_race
     from paceline.report.tables import race_table
 
@@ -226,7 +226,7 @@ def _predict(path: Path) -> None:
 
 def _version() -> Any:
     from paceline.schema.signature import Pictures, Signature
-    from paceline.schema.version import Compared, Network, Origin, Version
+    from paceline.schema.version import Architecture, Compared, Origin, Version
 
     pictures = Pictures(size=4, channels=1, mean=(0.1,), deviation=(0.3,))
     return Version(
@@ -235,7 +235,7 @@ def _version() -> Any:
         signature=Signature(shape=(1, 4, 4), classes=("a", "b"), pictures=pictures),
         output_shape=(2,),
         tells_classes=True,
-        network=Network(name="mnist_cnn", classes=2),
+        network=Architecture(name="mnist_cnn", classes=2),
         origin=Origin(run="runs/one", update=3, epoch=1, metrics={"test_accuracy": 0.5}),
         compared=Compared(samples=2, largest=0.0, tolerance=1e-4),
         files={"model.safetensors": "0" * 64},
@@ -371,7 +371,7 @@ def _read_metrics(random: Random, folder: Path) -> None:
 
 
 def _prepare_checkpoint(folder: Path) -> None:
-    from paceline.train.checkpoint import Checkpoints, TrainState
+    from paceline.training.checkpoint import Checkpoints, TrainState
 
     weights = {"layer.weight": torch.ones(3, 2), "layer.bias": torch.zeros(3)}
     memory: Any = {"layer.weight": {"step": 3, "momentum": torch.ones(3, 2)}}
@@ -380,7 +380,7 @@ def _prepare_checkpoint(folder: Path) -> None:
 
 
 def _read_checkpoint(random: Random, folder: Path) -> None:
-    from paceline.train.checkpoint import Checkpoints
+    from paceline.training.checkpoint import Checkpoints
 
     checkpoints = Checkpoints(folder / "checkpoints", keep=2)
     newest = checkpoints.newest()

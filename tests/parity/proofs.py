@@ -25,9 +25,9 @@ from paceline.local.replicas import Replicas
 from paceline.observe.recorder import Recorder
 from paceline.run import RunDirectory
 from paceline.schema import NodePlan, Plan, RankContext
-from paceline.train.assemble import Task
-from paceline.train.parts import make_parts
-from paceline.train.proof import prove
+from paceline.training.assemble import Task
+from paceline.training.parts import make_parts
+from paceline.training.proof import prove
 
 HERE = Path(__file__).parent
 

@@ -20,7 +20,7 @@ from paceline import api
 from paceline.config import load_config
 from paceline.data.sampler import GlobalSampler
 from paceline.schema import NodePlan
-from paceline.train.parts import make_parts
+from paceline.training.parts import make_parts
 
 MODEL = (
     f"workload.model={Path(__file__).with_name('unseeded_model.py')}:build",

@@ -23,7 +23,7 @@ from paceline.config import load_config
 from paceline.data.feed import Feed
 from paceline.data.sampler import GlobalSampler
 from paceline.schema import NodePlan, Plan, read_json
-from paceline.train.parts import make_parts
+from paceline.training.parts import make_parts
 
 DOCS = Path(__file__).parents[2] / "docs" / "exchanges.md"
 PLAIN = (

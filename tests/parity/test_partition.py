@@ -32,12 +32,12 @@ from paceline.data.sampler import apportion
 from paceline.data.samples import Stacked
 from paceline.errors import UnsupportedError, WorkerError
 from paceline.exchange.allreduce import AllReduce
-from paceline.exchange.base import Setting
-from paceline.exchange.chains import find_chains
+from paceline.exchange.base import ExchangeSetting
 from paceline.exchange.network import Network
-from paceline.exchange.partition import Partition
-from paceline.exchange.split_linear import SplitLinear
-from paceline.exchange.splittable import Trial, look_at
+from paceline.exchange.tensor_parallel.chains import find_chains
+from paceline.exchange.tensor_parallel.layers import Partition
+from paceline.exchange.tensor_parallel.split_linear import SplitLinear
+from paceline.exchange.tensor_parallel.splittable import SampleTrial, look_at
 from paceline.local.base import Job
 from paceline.local.single import Threads
 from paceline.local.steps import Supervised
@@ -187,7 +187,7 @@ def make_job(case: Case, network: Network | None) -> Job:
 
     exchange = partition = None
     if network is not None:
-        setting = Setting(network=network, options=ExchangeSettings(), shares=case.shares)
+        setting = ExchangeSetting(network=network, options=ExchangeSettings(), shares=case.shares)
         exchange = AllReduce(setting)
         partition = Partition(network, case.layers, case.shares, 16)
     return Job(
@@ -343,7 +343,7 @@ def test_bytes_are_those_of_the_formula(shares: tuple[float, ...], precision: st
 
 def test_chains_of_a_model() -> None:
     inputs, targets = batches()[-1]
-    trial = Trial(inputs=inputs, targets=targets, loss=nn.functional.cross_entropy)
+    trial = SampleTrial(inputs=inputs, targets=targets, loss=nn.functional.cross_entropy)
     found = [[layer.name for layer in chain] for chain in find_chains(Small(), trial)]
     assert found == [["head"], [*ALL]] or found == [[*ALL], ["head"]]
     tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
@@ -434,7 +434,7 @@ def test_nodes_that_call_other_layers_are_refused_and_not_mixed_up(skips: bool) 
     def work(network: Network) -> None:
         images = torch.full((8, 3, 8, 8), 1.0 if network.rank == 0 else -1.0)
         targets = torch.zeros(8, dtype=torch.int64)
-        trial = Trial(
+        trial = SampleTrial(
             inputs=torch.ones(2, 3, 8, 8), targets=targets[:2], loss=nn.functional.cross_entropy
         )
         partition = Partition(network, layers, (1.0, 1.0), 16, look_at(build(), trial))
@@ -486,7 +486,7 @@ class Viewing(Small):
 
 def test_a_model_that_cannot_compute_0_samples_is_refused_where_a_node_may_have_none() -> None:
     inputs, targets = batches()[0]
-    trial = Trial(inputs=inputs[:2], targets=targets[:2], loss=nn.functional.cross_entropy)
+    trial = SampleTrial(inputs=inputs[:2], targets=targets[:2], loss=nn.functional.cross_entropy)
     assert not look_at(Viewing(), trial).obstacles
     told = look_at(Viewing(), dataclasses.replace(trial, without_samples=True)).obstacles["head"]
     assert told.startswith("the model could not be tried on 0 samples (RuntimeError: cannot resh")

@@ -5,17 +5,17 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from paceline.cost.compute import UpdateCurve, update_curve
-from paceline.cost.exchanges import Exchange
+from paceline.cost.exchanges import ExchangeCost
 from paceline.cost.model import LayerCost, ModelCost, model_cost
-from paceline.cost.network import Wire
-from paceline.cost.step import Member
+from paceline.cost.step import TeamMember
+from paceline.cost.transfer import Wire
 from paceline.schema import NodePlan
 from paceline.schema.machines import (
-    Figure,
-    Host,
     Layer,
     Link,
     Machines,
+    Measured,
+    MeasuredHost,
     UpdateTime,
     WorkloadFacts,
     exactly,
@@ -24,8 +24,8 @@ from paceline.schema.machines import (
 MEGABYTE = 1e6
 
 
-def figure(value: float, spread: float = 0.0) -> Figure:
-    return Figure(
+def figure(value: float, spread: float = 0.0) -> Measured:
+    return Measured(
         median=value, low=value * (1 - spread / 2), high=value * (1 + spread / 2), samples=9
     )
 
@@ -65,11 +65,11 @@ def host(
     spread: float = 0.0,
     memory_mb: float = 0.0,
     parameters: float = 1.0,
-) -> Host:
+) -> MeasuredHost:
     """100 ms per update of 128 samples, 10 of them whatever the batch."""
     sizes = (8, 32, 128)
     model = alexnet_like()
-    return Host(
+    return MeasuredHost(
         name=name,
         usable_cores=2,
         visible_cores=2,
@@ -96,7 +96,7 @@ def host(
 
 
 def machines(
-    *hosts: Host, megabits: float = 1000.0, latency: float = 2e-4, spread: float = 0.0
+    *hosts: MeasuredHost, megabits: float = 1000.0, latency: float = 2e-4, spread: float = 0.0
 ) -> Machines:
     rate = figure(megabits * 1e6 / 8, spread)
     return Machines(
@@ -130,19 +130,21 @@ layers = st.builds(
 models = st.lists(layers, min_size=1, max_size=6).map(model_cost)
 synchronous = st.sampled_from(
     [
-        Exchange(),
-        Exchange(kind="ring"),
-        Exchange(kind="reduce_broadcast"),
-        Exchange(kind="parameter_server", servers=2, dedicated=False),
-        Exchange(kind="parameter_server", servers=2),
-        Exchange(kind="averaging", every=8),
+        ExchangeCost(),
+        ExchangeCost(kind="ring"),
+        ExchangeCost(kind="reduce_broadcast"),
+        ExchangeCost(kind="parameter_server", servers=2, dedicated=False),
+        ExchangeCost(kind="parameter_server", servers=2),
+        ExchangeCost(kind="averaging", every=8),
     ]
 )
-exchanges = synchronous | st.just(Exchange(kind="parameter_server", servers=2, asynchronous=True))
+exchanges = synchronous | st.just(
+    ExchangeCost(kind="parameter_server", servers=2, asynchronous=True)
+)
 
 
-def member(curve: UpdateCurve, count: int, deviation: float = 0.0) -> Member:
-    return Member(curve=curve, count=count, deviation=deviation)
+def member(curve: UpdateCurve, count: int, deviation: float = 0.0) -> TeamMember:
+    return TeamMember(curve=curve, count=count, deviation=deviation)
 
 
 members = st.builds(member, curves, st.integers(1, 6), st.sampled_from([0.0, 0.05]))

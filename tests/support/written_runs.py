@@ -15,10 +15,10 @@ from paceline.schema.events import (
     End,
     Event,
     Exchanged,
+    InterfaceTraffic,
     Sample,
     Span,
     Start,
-    Traffic,
     encode_line,
 )
 from paceline.schema.legs import Leg
@@ -195,9 +195,9 @@ def _exchanged(update: int, rank: int, ranks: int) -> Exchanged:
 
 def _sample(second: int, rank: int) -> Sample:
     moved = second * 7_000_000
-    traffic = Traffic(bytes_sent=moved, bytes_received=moved + 10, packets_sent=second * 900,
-                      packets_received=second * 950)  # fmt: skip
-    still = Traffic(bytes_sent=5, bytes_received=5, packets_sent=1, packets_received=1)
+    traffic = InterfaceTraffic(bytes_sent=moved, bytes_received=moved + 10,
+                              packets_sent=second * 900, packets_received=second * 950)  # fmt: skip
+    still = InterfaceTraffic(bytes_sent=5, bytes_received=5, packets_sent=1, packets_received=1)
     return Sample(
         time=BEGAN + second,
         cpu=0.9 - 0.1 * math.sin(second + rank),

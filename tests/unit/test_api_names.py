@@ -8,7 +8,7 @@ import sys
 
 def test_train_can_be_called_after_the_stage_of_that_name_was_imported() -> None:
     program = (
-        "import paceline, paceline.train.loop\n"
+        "import paceline, paceline.training.loop\n"
         "try:\n"
         "    paceline.train(paceline.Workload(data='no such data'), run='never-made')\n"
         "except paceline.UserError as error:\n"

@@ -19,13 +19,13 @@ ROOT = Path(paceline.__file__).parent
 
 ORDER = (
     "errors", "text", "references", "secure", "run", "schema", "config", "cost", "plan", "models",
-    "data", "backends", "local", "exchange", "observe", "train", "measure", "launch", "lab",
-    "serve", "report", "watch", "experiments", "workflow", "integrations", "pace", "api", "bench",
+    "data", "backends", "local", "exchange", "observe", "training", "hardware", "launch", "lab",
+    "serve", "report", "watch", "studies", "workflow", "integrations", "pace", "api", "bench",
     "commands", "cli", "__main__", "__init__",
 )  # fmt: skip
 """A part of the package imports only from those before it."""
 WITHOUT_TORCH = (
-    "schema", "plan", "cost", "report", "experiments", "errors", "run", "text", "cli", "__init__",
+    "schema", "plan", "cost", "report", "studies", "errors", "run", "text", "cli", "__init__",
     "secure", "watch",
 )  # fmt: skip
 
@@ -39,7 +39,7 @@ ENVIRONMENT = {
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    """Name inside the package ("train.loop", "cli") and file of every module."""
+    """Name inside the package ("training.loop", "cli") and file of every module."""
     for path in sorted(ROOT.rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         yield ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts), path
@@ -100,10 +100,10 @@ def test_no_forbidden_import() -> None:
 @pytest.mark.parametrize(
     ("name", "imported"),
     [
-        ("local.board", "train.loop"),
+        ("local.board", "training.loop"),
         ("schema.plan", "config"),
-        ("plan.choose", "measure.profile"),
-        ("train.loop", "api"),
+        ("plan.choose", "hardware.profile"),
+        ("training.loop", "api"),
         ("workflow.legs", "commands.train"),
     ],
 )

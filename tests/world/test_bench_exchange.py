@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from paceline.bench.cluster import Row
+from paceline.bench.cluster import TrialRow
 from paceline.bench.exchange import Cell, Effort
 
 RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -54,7 +54,7 @@ def test_bytes_of_each_exchange_and_going_on_from_the_file(run_cli: RunCli, tmp_
 
 
 def test_what_failed_or_was_timed_otherwise_is_not_reused() -> None:
-    row = Row(
+    row = TrialRow(
         name="ring", seconds=1.0, low=1.0, high=1.0, images_per_second=1.0, mb_sent=1.0,
         mb_counted=1.0, packets=1.0, waiting=0.0,
     )  # fmt: skip

@@ -13,10 +13,10 @@ import pytest
 from paceline.api import HostsRequest
 from paceline.config.environment import rank_environment
 from paceline.config.hosts import find_hosts
-from paceline.cost.network import allreduce_seconds, slowest_wire
+from paceline.cost.transfer import allreduce_seconds, slowest_wire
 from paceline.lab import Lab
 from paceline.lab.testing import make_lab
-from paceline.launch.session import Order, Session
+from paceline.launch.session import HostOrder, Session
 from paceline.run import RunDirectory
 from paceline.schema import Plan, RankContext, decode
 from paceline.schema.machines import Machines
@@ -35,7 +35,7 @@ def measured(lab: Lab, names: tuple[str, ...], folder: Path) -> Machines:
         processes = []
         for node, name in enumerate(names):
             context = RankContext(node=node, nodes=len(names), address=names[0], port=23456)
-            words = [sys.executable, "-m", "paceline.measure.links", json.dumps(names)]
+            words = [sys.executable, "-m", "paceline.hardware.links", json.dumps(names)]
             output = stack.enter_context(outputs[node].open("wb"))
             processes.append(
                 lab.start(words, on=name, env=rank_environment(context), stdout=output)
@@ -76,7 +76,7 @@ def test_bandwidth_is_that_of_the_link(make_lab: Callable[..., Lab], tmp_path: P
 @pytest.mark.world_size(2)
 def test_agents_measure_links_and_are_let_go(tmp_path: Path) -> None:
     hosts = find_hosts("localhost:2")
-    order = Order(
+    order = HostOrder(
         run=RunDirectory(tmp_path),
         hosts=hosts,
         config='name = "test"\n',

@@ -24,7 +24,7 @@ _PORT = 29431
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
+class TrialRow:
     """A trial over all rounds and hosts: medians."""
 
     name: str
@@ -122,7 +122,7 @@ def _how_it_ended(process: LabProcess) -> str:
     return f"was killed by {signal.Signals(-code).name}{remedy}"
 
 
-def summarise(trials: Sequence[Trial], timings: Sequence[Timing]) -> list[Row]:
+def summarise(trials: Sequence[Trial], timings: Sequence[Timing]) -> list[TrialRow]:
     """One row per trial: the median over rounds of the slowest host's time."""
     rows = []
     for trial in trials:
@@ -130,7 +130,7 @@ def summarise(trials: Sequence[Trial], timings: Sequence[Timing]) -> list[Row]:
         failed = next((timing.failed for timing in mine if timing.failed), "")
         if failed or not mine:
             rows.append(
-                Row(
+                TrialRow(
                     name=trial.name,
                     seconds=0,
                     low=0,
@@ -155,7 +155,7 @@ def summarise(trials: Sequence[Trial], timings: Sequence[Timing]) -> list[Row]:
                 for one, time in zip(by_round, seconds, strict=True)
             ]
         rows.append(
-            Row(
+            TrialRow(
                 name=trial.name,
                 seconds=statistics.median(seconds),
                 low=min(seconds),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.bench.cluster import Row, run_in_lab, summarise
+from paceline.bench.cluster import TrialRow, run_in_lab, summarise
 from paceline.bench.trials import Bench, Trial
 from paceline.errors import ConfigError, unknown_name
 from paceline.lab import LabSpec
@@ -19,7 +19,7 @@ LATE = "allreduce, no overlap"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class BenchModel:
     """A workload of the bench: made images of the right shape."""
 
     name: str
@@ -48,11 +48,11 @@ class Model:
 
 
 MODELS = {
-    "mnist_cnn": Model(
+    "mnist_cnn": BenchModel(
         name="mnist_cnn", batch=128, shape=(1, 28, 28), classes=10, optimizer="adam"
     ),
-    "alexnet": Model(name="alexnet", batch=32, shape=(3, 224, 224), classes=10),
-    "vgg16": Model(name="vgg16", batch=8, shape=(3, 224, 224), classes=10),
+    "alexnet": BenchModel(name="alexnet", batch=32, shape=(3, 224, 224), classes=10),
+    "vgg16": BenchModel(name="vgg16", batch=8, shape=(3, 224, 224), classes=10),
 }
 EXCHANGES = (
     STOCK,
@@ -86,7 +86,7 @@ class Cell:
     cores: tuple[float | None, ...]
     rate: str
     effort: Effort
-    rows: tuple[Row, ...] = ()
+    rows: tuple[TrialRow, ...] = ()
 
     @property
     def title(self) -> str:
@@ -150,7 +150,7 @@ def run_matrix(
     return tuple(cells)
 
 
-def _trial(model: Model, kind: str, spec: LabSpec, effort: Effort) -> Trial:
+def _trial(model: BenchModel, kind: str, spec: LabSpec, effort: Effort) -> Trial:
     if kind not in EXCHANGES:
         raise ConfigError(unknown_name("exchange", kind, EXCHANGES))
     settings = model.settings()

@@ -23,7 +23,7 @@ from paceline.bench.predict_cases import (
     VERDICTS,
     WORKLOADS,
     Case,
-    Workload,
+    CaseWorkload,
     lab_of,
 )
 from paceline.bench.predict_measure import joined, measure_hosts, measure_network
@@ -47,7 +47,7 @@ PATIENCE = 28.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class CaseOutcome:
     """One configuration."""
 
     model: str
@@ -82,7 +82,7 @@ class Results:
     """By model, hosts and rate: what computing takes, measured for every group that is timed."""
     networks: dict[str, Machines] = field(default_factory=dict)
     """By hosts and rate."""
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: tuple[CaseOutcome, ...] = ()
     skipped: tuple[str, ...] = ()
 
 
@@ -136,7 +136,7 @@ class Verdict:
         return (self.predicted > 1) == (self.measured > 1)
 
 
-def verdicts(outcomes: Sequence[Outcome], cases: Sequence[Case] = VERDICTS) -> list[Verdict]:
+def verdicts(outcomes: Sequence[CaseOutcome], cases: Sequence[Case] = VERDICTS) -> list[Verdict]:
     """For every case that was timed: is it worth to use all hosts?"""
     found = []
     for case in cases:
@@ -156,7 +156,7 @@ def verdicts(outcomes: Sequence[Outcome], cases: Sequence[Case] = VERDICTS) -> l
     return found
 
 
-def summarised(outcomes: Sequence[Outcome]) -> Summary:
+def summarised(outcomes: Sequence[CaseOutcome]) -> Summary:
     """Errors over all configurations, and the choice in every case."""
     errors = [abs(outcome.error) for outcome in outcomes]
     choices = []
@@ -184,7 +184,7 @@ def summarised(outcomes: Sequence[Outcome]) -> Summary:
     )
 
 
-def exchange_errors(outcomes: Sequence[Outcome]) -> dict[tuple[Case, str], float]:
+def exchange_errors(outcomes: Sequence[CaseOutcome]) -> dict[tuple[Case, str], float]:
     """Errors of the exchanges alone: as if computing had been predicted as one host took it.
 
     A machine that is busy while hosts are measured, or while options are timed, makes computing
@@ -201,7 +201,7 @@ def exchange_errors(outcomes: Sequence[Outcome]) -> dict[tuple[Case, str], float
     return found
 
 
-class Proof:
+class PredictionRun:
     """One run over many cases; what is in its file is not done again."""
 
     def __init__(self, out: Path | None, say: Callable[[str], None]) -> None:
@@ -209,7 +209,7 @@ class Proof:
         self.results = read_json(Results, out) if out is not None and out.exists() else Results()
 
     @property
-    def outcomes(self) -> tuple[Outcome, ...]:
+    def outcomes(self) -> tuple[CaseOutcome, ...]:
         """Every configuration that was predicted and timed."""
         return self.results.outcomes
 
@@ -283,7 +283,7 @@ class Proof:
                 skipped.append(f"{row.name} on {name} at {rate}: {row.failed}")
                 continue
             found.append(
-                Outcome(
+                CaseOutcome(
                     model=model,
                     hosts=name,
                     cores=HOSTS[name],
@@ -329,7 +329,7 @@ def options(machines: Machines) -> dict[str, NodeChoice]:
 
 
 def _trial(
-    title: str, workload: Workload, option: str, choice: NodeChoice, machines: Machines
+    title: str, workload: CaseWorkload, option: str, choice: NodeChoice, machines: Machines
 ) -> Trial:
     """What the planner would have run, as a trial: as many updates as are worth their time."""
     settings = workload.settings()

@@ -21,7 +21,7 @@ EXCHANGES = (ALLREDUCE, PARTITION, SERVER)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class CaseWorkload:
     """A model with its batch."""
 
     model: str
@@ -51,9 +51,9 @@ class Workload:
 
 
 WORKLOADS = {
-    "mnist_cnn": Workload(model="mnist_cnn", batch=128, shape=(1, 28, 28), optimizer="adam"),
-    "resnet18": Workload(model="resnet18", batch=64, shape=(1, 28, 28)),
-    "alexnet": Workload(model="alexnet", batch=32, shape=(3, 224, 224)),
+    "mnist_cnn": CaseWorkload(model="mnist_cnn", batch=128, shape=(1, 28, 28), optimizer="adam"),
+    "resnet18": CaseWorkload(model="resnet18", batch=64, shape=(1, 28, 28)),
+    "alexnet": CaseWorkload(model="alexnet", batch=32, shape=(3, 224, 224)),
 }
 WORKLOADS |= {
     f"mnist_cnn, batch {size}": replace(WORKLOADS["mnist_cnn"], batch=size)

@@ -50,7 +50,7 @@ def measure_hosts(lab: Lab, settings: Mapping[str, object]) -> Machines:
 
 
 def measure_network(lab: Lab) -> Machines:
-    """What joins the hosts: `python -m paceline.measure.links`, as agents start it."""
+    """What joins the hosts: `python -m paceline.hardware.links`, as agents start it."""
     names = [host.name for host in lab.spec.hosts]
     if len(names) == 1:
         return Machines()
@@ -58,7 +58,7 @@ def measure_network(lab: Lab) -> Machines:
 
     def start(number: int) -> tuple[list[str], dict[str, str]]:
         context = RankContext(node=number, nodes=len(names), address=address, port=_PORT)
-        command = [sys.executable, "-m", "paceline.measure.links", json.dumps(names)]
+        command = [sys.executable, "-m", "paceline.hardware.links", json.dumps(names)]
         return command, rank_environment(context) | {"OMP_NUM_THREADS": "1"}
 
     parts = [decode(Machines, answer) for answer in _everywhere(lab, start)]

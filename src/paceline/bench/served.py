@@ -9,11 +9,11 @@ from pathlib import Path
 
 from paceline.bench.trials import Trial
 from paceline.config import config_from
-from paceline.exchange.served import Served
+from paceline.exchange.servers.client import Served
 from paceline.run import RunDirectory
 from paceline.schema import RankContext
-from paceline.train.assemble import Task
-from paceline.train.serving import serve
+from paceline.training.assemble import Task
+from paceline.training.serving import serve
 
 
 class ServingThread:

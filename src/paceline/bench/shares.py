@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from paceline.bench.cluster import Row, run_in_lab, summarise
+from paceline.bench.cluster import TrialRow, run_in_lab, summarise
 from paceline.bench.trials import Bench, Trial
 from paceline.lab import LabSpec
 from paceline.schema import NodePlan, Plan
@@ -47,7 +47,7 @@ def run_shares(
     rounds: int = 3,
     updates: int = 4,
     say: Callable[[str], None] = lambda text: None,
-) -> list[Row]:
+) -> list[TrialRow]:
     """Each host alone, then together: by measured shares, by equal parts, and stock DDP."""
     spec = lab_of(cores)
 

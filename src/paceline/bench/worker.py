@@ -29,15 +29,15 @@ from paceline.errors import PacelineError
 from paceline.exchange import exchange_class
 from paceline.exchange.network import Network, Traffic
 from paceline.exchange.opening import open_network
-from paceline.exchange.served import Served
+from paceline.exchange.servers.client import Served
 from paceline.local.cores import set_threads
 from paceline.local.memory import give_back_memory, keep_freed_memory
 from paceline.run import RunDirectory
 from paceline.schema import RankContext, read_json, write_json
-from paceline.train.assemble import Task, beginning_of, make_job
-from paceline.train.device import use_deterministic
-from paceline.train.parts import Parts, make_parts
-from paceline.train.shares import rebalanced
+from paceline.training.assemble import Task, beginning_of, make_job
+from paceline.training.device import use_deterministic
+from paceline.training.parts import Parts, make_parts
+from paceline.training.shares import rebalanced
 from paceline.workflow.partitioning import partitioned
 
 

@@ -14,7 +14,7 @@ from paceline.errors import ConfigError
 from paceline.launch.signals import leave_tidily
 
 if TYPE_CHECKING:
-    from paceline.bench.cluster import Row
+    from paceline.bench.cluster import TrialRow
     from paceline.bench.faults import Outcome
 
 
@@ -136,12 +136,12 @@ def predict(
     Hosts and links are measured as `paceline measure` does, every option is predicted as
     `paceline plan` does, and then each is timed. Exits with 1 where a bar is missed.
     """
-    from paceline.bench.predict import Proof, summarised
+    from paceline.bench.predict import PredictionRun, summarised
     from paceline.bench.predict import verdicts as compared
     from paceline.bench.predict_cases import EVERY, QUICK, VERDICTS, chosen_cases
     from paceline.commands.bench_predict import print_outcomes, print_summary, print_verdicts
 
-    proof = Proof(out, lambda text: click.echo(text, err=True))
+    proof = PredictionRun(out, lambda text: click.echo(text, err=True))
     if verdicts:
         proof.run(VERDICTS)
         found = compared(proof.outcomes)
@@ -230,7 +230,7 @@ def _two_hosts() -> dict[str, Any]:
     }
 
 
-def _print(title: str, rows: Sequence[Row], *, against: str) -> None:
+def _print(title: str, rows: Sequence[TrialRow], *, against: str) -> None:
     from rich import box
     from rich.table import Table
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.bench.predict import Outcome, Summary, Verdict
+    from paceline.bench.predict import CaseOutcome, Summary, Verdict
 
 
-def print_outcomes(outcomes: Sequence[Outcome]) -> None:
+def print_outcomes(outcomes: Sequence[CaseOutcome]) -> None:
     """Every configuration with its error; for the last column see `exchange_errors`."""
     from rich import box
     from rich.table import Table

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.config import dump_config
 from paceline.config.environment import Started
 from paceline.errors import PacelineError, ProofError, UserError
-from paceline.launch.meeting import Meeting, open_meeting
+from paceline.launch.rendezvous import StartRendezvous, open_meeting
 from paceline.local.cores import divide_cores, pin, usable_cores, visible_cores
 from paceline.plan import refuse_options_without_strategy
 from paceline.plan.together import NodeSite, first_plan, trains_in_legs
@@ -30,12 +30,12 @@ from paceline.workflow.partitioning import partitioned
 from paceline.workflow.training import Result, counted_from_enter, earlier_seconds, summary_of
 
 if TYPE_CHECKING:
-    from paceline.workflow.training import Start
+    from paceline.workflow.training import TrainingStart
 
 MARKER = ".launch"
 
 
-def train_by_hand(started: Started, begin: Callable[[], Start]) -> Result | None:
+def train_by_hand(started: Started, begin: Callable[[], TrainingStart]) -> Result | None:
     """Train as one of several processes; what came of it on the first, None on the others.
 
     `begin` makes the run directory; only the first process calls it.
@@ -47,8 +47,8 @@ def train_by_hand(started: Started, begin: Callable[[], Start]) -> Result | None
         meeting.close()
 
 
-def _meet(meeting: Meeting, begin: Callable[[], Start]) -> Result | None:
-    start: Start | None = None
+def _meet(meeting: StartRendezvous, begin: Callable[[], TrainingStart]) -> Result | None:
+    start: TrainingStart | None = None
     opening: dict[str, Any] = {}
     if meeting.rank == 0:
         try:
@@ -74,7 +74,9 @@ def _meet(meeting: Meeting, begin: Callable[[], Start]) -> Result | None:
             start.run.unlock()
 
 
-def _work(meeting: Meeting, start: Start | None, opening: dict[str, Any]) -> Result | None:
+def _work(
+    meeting: StartRendezvous, start: TrainingStart | None, opening: dict[str, Any]
+) -> Result | None:
     config = decode(Config, opening["config"])
     plan, legs = _plan(meeting, config, _own_site(meeting), opening)
     address, port = meeting.rendezvous()
@@ -108,7 +110,7 @@ class _Way:
         return run_node(run, self.context, silent=silent)
 
 
-def _opening(start: Start) -> dict[str, Any]:
+def _opening(start: TrainingStart) -> dict[str, Any]:
     if start.plan is None and start.config.local.strategy == "auto":
         refuse_options_without_strategy(start.config.local)
     fixed = start.fixed or not start.run.legs.exists()
@@ -133,7 +135,7 @@ def _opening(start: Start) -> dict[str, Any]:
     }
 
 
-def _own_site(meeting: Meeting) -> NodeSite:
+def _own_site(meeting: StartRendezvous) -> NodeSite:
     """This process's part of its host; cores that the launcher has not divided are divided here."""
     mine = [platform.node(), list(visible_cores())]
     everyone = meeting.gather(mine)
@@ -147,7 +149,7 @@ def _own_site(meeting: Meeting) -> NodeSite:
 
 
 def _plan(
-    meeting: Meeting, config: Config, site: NodeSite, opening: dict[str, Any]
+    meeting: StartRendezvous, config: Config, site: NodeSite, opening: dict[str, Any]
 ) -> tuple[Plan, LegsOrder | None]:
     """The same plan on every process, and what leads them if it may change on the way."""
     sites = [decode(NodeSite, each) for each in meeting.gather(encode(site))]
@@ -178,7 +180,7 @@ def _sees_run(opening: dict[str, Any]) -> bool:
     return marker.is_file() and marker.read_text() == opening["marker"]
 
 
-def _split(meeting: Meeting, config: Config, plan: Plan) -> Plan:
+def _split(meeting: StartRendezvous, config: Config, plan: Plan) -> Plan:
     """The plan with the layers that are split over nodes, as the first process finds them."""
     if config.exchange.partition == "none":
         return plan
@@ -196,8 +198,8 @@ def _split(meeting: Meeting, config: Config, plan: Plan) -> Plan:
 
 
 def _train(
-    meeting: Meeting,
-    start: Start | None,
+    meeting: StartRendezvous,
+    start: TrainingStart | None,
     config: Config,
     plan: Plan,
     way: _Way,

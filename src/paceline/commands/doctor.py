@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from paceline.measure.instructions import Amx
+    from paceline.hardware.instructions import Amx
 
 
 @click.command("doctor")
@@ -45,8 +45,8 @@ def command(
 def _this_machine(as_json: bool) -> None:
     from paceline import data
     from paceline.config.environment import amx_allowed, cache_root, data_root
-    from paceline.measure.instructions import announces_amx, try_amx
-    from paceline.measure.machine import look_at_machine, problems
+    from paceline.hardware.instructions import announces_amx, try_amx
+    from paceline.hardware.machine import look_at_machine, problems
     from paceline.schema import encode
 
     machine = look_at_machine()

@@ -14,7 +14,7 @@ import click
 from paceline.launch.signals import leave_tidily
 
 if TYPE_CHECKING:
-    from paceline.experiments.spec import Experiment, Step
+    from paceline.studies.spec import Experiment, StudyStep
 
 
 @click.command("experiment")
@@ -48,11 +48,11 @@ def command(
     paceline experiment wang --only 'time-*'
     paceline experiment wang --look
     """
-    from paceline.experiments.estimate import estimate, predicted_factor
-    from paceline.experiments.outcome import load_outcomes
-    from paceline.experiments.page import write_experiment
-    from paceline.experiments.running import check, check_data, run_steps
-    from paceline.experiments.spec import find_experiment, load_experiment
+    from paceline.studies.estimate import estimate, predicted_factor
+    from paceline.studies.outcome import load_outcomes
+    from paceline.studies.page import write_experiment
+    from paceline.studies.running import check, check_data, run_steps
+    from paceline.studies.spec import find_experiment, load_experiment
 
     if name == "list":
         _list(as_json)
@@ -84,7 +84,7 @@ def command(
     return 1 if went_wrong and not look and not only else 0
 
 
-def _chosen(experiment: Experiment, only: tuple[str, ...]) -> list[Step]:
+def _chosen(experiment: Experiment, only: tuple[str, ...]) -> list[StudyStep]:
     """The steps that `--only` names, in their order; all without it."""
     if not only:
         return list(experiment.steps)
@@ -96,7 +96,7 @@ def _chosen(experiment: Experiment, only: tuple[str, ...]) -> list[Step]:
 
 
 def _list(as_json: bool) -> None:
-    from paceline.experiments.spec import built_in, load_experiment
+    from paceline.studies.spec import built_in, load_experiment
     from paceline.text import duration
 
     rows: list[dict[str, Any]] = []

@@ -13,7 +13,7 @@ import click
 from paceline.errors import UnsupportedError
 from paceline.lab import Lab, LabSpec, leftovers, network, probe
 from paceline.lab.groups import find_controllers
-from paceline.lab.session import Outcome, run_session
+from paceline.lab.session import CommandOutcome, run_session
 from paceline.launch.signals import leave_tidily
 
 
@@ -124,7 +124,7 @@ def _preface(lab: Lab) -> list[str]:
     return lines
 
 
-def _record(lab: Lab, outcome: Outcome) -> dict[str, Any]:
+def _record(lab: Lab, outcome: CommandOutcome) -> dict[str, Any]:
     usage = lab.usage()
     hosts: dict[str, Any] = {}
     for host in lab.spec.hosts:

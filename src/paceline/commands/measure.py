@@ -11,7 +11,7 @@ import click
 from paceline.commands.asking import asked_config, training_options
 
 if TYPE_CHECKING:
-    from paceline.schema.machines import Figure, Host, Machines
+    from paceline.schema.machines import Machines, Measured, MeasuredHost
 
 
 @click.command("measure")
@@ -63,7 +63,7 @@ def command(
     click.echo(f"measured {when}" + (f"; written to {output}" if output else ""))
 
 
-def describe_host(host: Host) -> str:
+def describe_host(host: MeasuredHost) -> str:
     """One host in a line."""
     largest = host.updates[-1]
     cores = f"{host.usable_cores} core{'s' if host.usable_cores > 1 else ''}"
@@ -106,5 +106,5 @@ def describe_network(found: Machines) -> list[str]:
     return lines
 
 
-def _rate(figure: Figure) -> str:
+def _rate(figure: Measured) -> str:
     return f"{8 * figure.median / 1e6:,.0f} Mbit/s"

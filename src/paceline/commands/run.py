@@ -63,10 +63,10 @@ def command(
     """
     from paceline.config.hosts import find_hosts
     from paceline.launch.scripts.counting import asked_ranks
-    from paceline.workflow.scripts import Asked, run_script
+    from paceline.workflow.scripts import ScriptRequest, run_script
 
     return run_script(
-        Asked(
+        ScriptRequest(
             target=script,
             is_module=is_module,
             arguments=arguments,

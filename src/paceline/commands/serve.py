@@ -56,7 +56,7 @@ def command(
     """
     try:
         from paceline.serve.core import Limits
-        from paceline.serve.door import Door
+        from paceline.serve.door import Listener
         from paceline.serve.manager import Options
         from paceline.serve.server import Server
     except ImportError as error:
@@ -69,7 +69,7 @@ def command(
     body = size_of(max_body, "--max-body")
     Server(
         paths=paths,
-        door=Door(
+        door=Listener(
             host=host,
             port=port,
             token=read_token(token_file),

@@ -110,7 +110,7 @@ def command(
         if not as_json:
             click.echo(text)
 
-    def begin(changed: api.Result | None = None) -> api.Start:
+    def begin(changed: api.Result | None = None) -> api.TrainingStart:
         """The training; `changed`: one that was stopped to go on with other settings."""
         asked = load_config(config, changes) if config or not resume else None
         if changed is not None:
@@ -129,7 +129,7 @@ def command(
         if chosen is None and config is not None and not again and changed is None:
             chosen = api.plan_beside(config, settings)
             script = api.legs_beside(config) if chosen is not None else []
-        return api.Start(
+        return api.TrainingStart(
             config=settings,
             run=directory,
             plan=None if script else chosen,
@@ -145,7 +145,7 @@ def command(
             changeable=not by_hand,
         )
 
-    def go_on(stopped: api.Result) -> api.Start:
+    def go_on(stopped: api.Result) -> api.TrainingStart:
         """With the changes that were asked for, or as before where they are refused."""
         try:
             return begin(stopped)
@@ -239,7 +239,7 @@ def _show(result: Any, as_json: bool, where: Sequence[str]) -> None:
         click.echo(f"stopped and saved; {_continue_with(result.run, where)}")
         return
     from paceline.text import terminal
-    from paceline.train.progress import summary_table
+    from paceline.training.progress import summary_table
 
     console = terminal()
     console.print(summary_table(result.summary))

@@ -61,14 +61,14 @@ def command(
     from paceline.commands.serve import read_token
 
     try:
-        from paceline.serve.door import Door
+        from paceline.serve.door import Listener
         from paceline.watch.server import serve
     except ImportError as error:
         raise UnsupportedError(
             f"the page needs the package {error.name}: pip install 'paceline[serve]', or look with"
             " `paceline watch --text`"
         ) from None
-    door = Door(
+    door = Listener(
         host=host,
         port=port,
         token=read_token(token_file),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from paceline.errors import ConfigError
-from paceline.schema.machines import Host, Level
+from paceline.schema.machines import Level, MeasuredHost
 
 QUARTILES_OF_A_NORMAL = 1.349
 """Distance between the quartiles of a normal distribution, in standard deviations."""
@@ -101,7 +101,7 @@ def update_curve(points: Sequence[tuple[float, float]]) -> UpdateCurve:
     return UpdateCurve(tuple(times.items()))
 
 
-def host_curve(host: Host, level: Level = "median") -> UpdateCurve:
+def host_curve(host: MeasuredHost, level: Level = "median") -> UpdateCurve:
     """A host's curve at one level of its figures (`low`: fast, `high`: slow)."""
     if not host.updates:
         raise ConfigError(
@@ -110,7 +110,7 @@ def host_curve(host: Host, level: Level = "median") -> UpdateCurve:
     return update_curve([(u.batch_size, u.seconds.at(level)) for u in host.updates])
 
 
-def deviation(host: Host) -> float:
+def deviation(host: MeasuredHost) -> float:
     """Standard deviation of a host's update in parts of its time: quartile distance / 1.349."""
     spreads = sorted(update.seconds.spread for update in host.updates)
     return spreads[len(spreads) // 2] / QUARTILES_OF_A_NORMAL if spreads else 0.0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from paceline.cost.network import Wire, allreduce_bytes, allreduce_seconds
+from paceline.cost.transfer import Wire, allreduce_bytes, allreduce_seconds
 from paceline.errors import UnsupportedError
 
 Kind = Literal["allreduce", "ring", "reduce_broadcast", "parameter_server", "averaging", "pipeline"]
@@ -28,7 +28,7 @@ SEGMENT = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchange:
+class ExchangeCost:
     """How nodes agree, as the formulas see it."""
 
     kind: Kind = "allreduce"
@@ -79,7 +79,7 @@ class Exchange:
         return self.kind
 
 
-def agreement_seconds(exchange: Exchange, wire: Wire, size: float, nodes: int) -> float:
+def agreement_seconds(exchange: ExchangeCost, wire: Wire, size: float, nodes: int) -> float:
     """Time to agree on `size` bytes, with nothing to hide behind.
 
     allreduce, averaging   2 a + 2 (N-1) o + 2 (N-1)/N n/B      (`allreduce_seconds`)
@@ -102,7 +102,7 @@ def agreement_seconds(exchange: Exchange, wire: Wire, size: float, nodes: int) -
     return allreduce_seconds(wire, size, nodes)
 
 
-def way_seconds(exchange: Exchange, wire: Wire, size: float, workers: int) -> float:
+def way_seconds(exchange: ExchangeCost, wire: Wire, size: float, workers: int) -> float:
     """Time in which every worker pushes `size` bytes to the servers, or pulls them: a + m o + v/B.
 
     m is what the busiest node sends or takes, max(S, W) messages; v are `server_bytes`.
@@ -113,12 +113,12 @@ def way_seconds(exchange: Exchange, wire: Wire, size: float, workers: int) -> fl
     return wire.latency + messages * wire.message + busiest / rate
 
 
-def server_count(exchange: Exchange, workers: int) -> int:
+def server_count(exchange: ExchangeCost, workers: int) -> int:
     """Servers that hold a part; beside the workers there is room for one per node."""
     return exchange.servers if exchange.dedicated else min(exchange.servers, workers)
 
 
-def server_bytes(exchange: Exchange, size: float, workers: int) -> float:
+def server_bytes(exchange: ExchangeCost, size: float, workers: int) -> float:
     """Bytes that the busiest link carries while every worker pushes (or pulls) once.
 
         dedicated       max(n, W n/S)                       a worker's link, a server's link
@@ -135,7 +135,7 @@ def server_bytes(exchange: Exchange, size: float, workers: int) -> float:
     return max((servers - 1) / servers * size, (workers - 1) / servers * size, alone)
 
 
-def agreement_bytes(exchange: Exchange, size: float, nodes: int) -> float:
+def agreement_bytes(exchange: ExchangeCost, size: float, nodes: int) -> float:
     """Bytes that the busiest node sends for one agreement.
 
     allreduce, ring, averaging   2 (N-1)/N n

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from paceline.schema.machines import Host
+from paceline.schema.machines import MeasuredHost
 
 SPLITTABLE = frozenset({"Linear"})
 """Layers whose weights can be split by feature over nodes."""
@@ -84,7 +84,7 @@ def model_cost(layers: Sequence[LayerCost]) -> ModelCost:
     return ModelCost(tuple(found))
 
 
-def host_model(host: Host, optimizer_slots: int = 0) -> ModelCost:
+def host_model(host: MeasuredHost, optimizer_slots: int = 0) -> ModelCost:
     """The model as a host's per-layer profile describes it."""
     found = model_cost(
         [

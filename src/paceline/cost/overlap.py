@@ -12,7 +12,7 @@ FIRST_BUCKET = 2**20
 
 
 @dataclass(frozen=True)
-class Bucket:
+class BucketCost:
     """Gradients that are exchanged together."""
 
     size: float
@@ -25,7 +25,7 @@ def buckets(
     *,
     size: float = BUCKET,
     first: float = FIRST_BUCKET,
-) -> list[Bucket]:
+) -> list[BucketCost]:
     """Gradients in the order in which backward gives them, filled into buckets.
 
     `backward` has (seconds, gradient bytes) per layer, the last layer first. A bucket holds
@@ -36,21 +36,21 @@ def buckets(
     >>> buckets([(1.0, 10), (1.0, 10), (2.0, 10)], size=20, first=10)
     [Bucket(size=10.0, ready=1.0), Bucket(size=20.0, ready=4.0)]
     """
-    found: list[Bucket] = []
+    found: list[BucketCost] = []
     elapsed = filled = ready = 0.0
     for seconds, gradient in backward:
         if filled and (filled + gradient > size or (not found and filled >= first)):
-            found.append(Bucket(filled, ready))
+            found.append(BucketCost(filled, ready))
             filled = 0.0
         elapsed += seconds
         if gradient:
             filled, ready = filled + gradient, elapsed
     if filled:
-        found.append(Bucket(filled, ready))
+        found.append(BucketCost(filled, ready))
     return found
 
 
-def lane_end(waiting: Sequence[Bucket], seconds: Callable[[float], float]) -> float:
+def lane_end(waiting: Sequence[BucketCost], seconds: Callable[[float], float]) -> float:
     """When one network lane has carried all buckets, in order.
 
     end_k = max(end_k-1, ready_k) + seconds(size_k)
@@ -62,7 +62,7 @@ def lane_end(waiting: Sequence[Bucket], seconds: Callable[[float], float]) -> fl
 
 
 def exposed_seconds(
-    waiting: Sequence[Bucket],
+    waiting: Sequence[BucketCost],
     backward_seconds: float,
     seconds: Callable[[float], float],
     *,

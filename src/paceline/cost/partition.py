@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from paceline.cost.model import SPLITTABLE, TRANSPARENT, ModelCost
-from paceline.cost.network import Wire, allreduce_bytes
+from paceline.cost.transfer import Wire, allreduce_bytes
 
 Modes = tuple[str, ...]
 """Per layer `batch`; `column`: its outputs are split over nodes; `row`: its inputs are."""

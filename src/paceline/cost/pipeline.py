@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.cost.model import ModelCost
-from paceline.cost.network import Wire
+from paceline.cost.transfer import Wire
 from paceline.errors import StrategyError
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from paceline.cost.compute import Portion, UpdateCurve, expected_maximum, shares
 from paceline.cost.exchanges import (
     OVERLAPPING,
-    Exchange,
+    ExchangeCost,
     agreement_bytes,
     agreement_seconds,
     queueing_rates,
@@ -20,7 +20,6 @@ from paceline.cost.exchanges import (
     way_seconds,
 )
 from paceline.cost.model import ModelCost
-from paceline.cost.network import Wire
 from paceline.cost.overlap import BUCKET, buckets, exposed_seconds
 from paceline.cost.partition import (
     activation_bytes,
@@ -29,10 +28,11 @@ from paceline.cost.partition import (
     transitions,
 )
 from paceline.cost.pipeline import cut, pipeline_seconds, transfer_seconds
+from paceline.cost.transfer import Wire
 
 
 @dataclass(frozen=True)
-class Member:
+class TeamMember:
     """`count` equal nodes of a team."""
 
     curve: UpdateCurve
@@ -78,14 +78,14 @@ class StepCost:
 
 
 def step_cost(
-    team: Sequence[Member],
+    team: Sequence[TeamMember],
     wire: Wire,
     model: ModelCost,
-    exchange: Exchange,
+    exchange: ExchangeCost,
     batch: int,
     *,
     bucket_bytes: float = BUCKET,
-    serving: Member | None = None,
+    serving: TeamMember | None = None,
 ) -> StepCost:
     """The cost of one update of `batch` samples by a team.
 
@@ -139,9 +139,9 @@ def step_cost(
 
 
 def _times(
-    team: Sequence[Member],
+    team: Sequence[TeamMember],
     model: ModelCost,
-    exchange: Exchange,
+    exchange: ExchangeCost,
     portions: Sequence[Portion],
     batch: int,
 ) -> list[float]:
@@ -174,7 +174,11 @@ def optimizer_seconds(model: ModelCost, copying: float) -> float:
 
 
 def handling_seconds(
-    team: Sequence[Member], serving: Member, model: ModelCost, exchange: Exchange, workers: int
+    team: Sequence[TeamMember],
+    serving: TeamMember,
+    model: ModelCost,
+    exchange: ExchangeCost,
+    workers: int,
 ) -> float:
     """What workers and servers do with n bytes between computing and the wire.
 
@@ -192,10 +196,10 @@ def handling_seconds(
 
 
 def _communication(
-    team: Sequence[Member],
+    team: Sequence[TeamMember],
     wire: Wire,
     model: ModelCost,
-    exchange: Exchange,
+    exchange: ExchangeCost,
     nodes: int,
     batch: int,
     slowest: float,
@@ -244,7 +248,7 @@ def _communication(
     return hideable + blocking, exposed + blocking, sent
 
 
-def _feeding(team: Sequence[Member], portions: Sequence[Portion]) -> float:
+def _feeding(team: Sequence[TeamMember], portions: Sequence[Portion]) -> float:
     times = [0.0]
     for portion in portions:
         feed = team[portion.kind].feed
@@ -254,10 +258,10 @@ def _feeding(team: Sequence[Member], portions: Sequence[Portion]) -> float:
 
 
 def _asynchronous(
-    team: Sequence[Member],
+    team: Sequence[TeamMember],
     wire: Wire,
     model: ModelCost,
-    exchange: Exchange,
+    exchange: ExchangeCost,
     portions: Sequence[Portion],
     batch: int,
 ) -> StepCost:
@@ -297,7 +301,7 @@ def _asynchronous(
 
 
 def _pipeline(
-    team: Sequence[Member], wire: Wire, model: ModelCost, exchange: Exchange, batch: int
+    team: Sequence[TeamMember], wire: Wire, model: ModelCost, exchange: ExchangeCost, batch: int
 ) -> StepCost:
     """One stage per node, M micro-batches.
 

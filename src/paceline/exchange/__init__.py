@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import UnsupportedError, unknown_name
 
 if TYPE_CHECKING:
-    from paceline.exchange.base import Exchange, Setting
+    from paceline.exchange.base import Exchange, ExchangeSetting
 
 # name -> module:class; imported only when used
 REGISTRY: dict[str, str] = {
@@ -19,14 +19,14 @@ REGISTRY: dict[str, str] = {
     "ring": "paceline.exchange.ring:Ring",
     "reduce_broadcast": "paceline.exchange.reduce_broadcast:ReduceBroadcast",
     "averaging": "paceline.exchange.averaging:Averaging",
-    "parameter_server": "paceline.exchange.parameter_server:ParameterServer",
-    "hogwild": "paceline.exchange.hogwild:Hogwild",
+    "parameter_server": "paceline.exchange.servers.parameter_server:ParameterServer",
+    "hogwild": "paceline.exchange.gossip.hogwild:HogwildExchange",
 }
 
 # (name, compression) where that takes another class
 COMPRESSED: dict[tuple[str, str], str] = {
     ("allreduce", "bf16"): "paceline.exchange.allreduce:AllReduce",
-    ("allreduce", "powersgd"): "paceline.exchange.powersgd:PowerSGD",
+    ("allreduce", "powersgd"): "paceline.exchange.compression.powersgd:PowerSGD",
 }
 
 
@@ -50,7 +50,7 @@ def exchange_class(name: str, compression: str = "none") -> type[Exchange]:
     return found
 
 
-def build(name: str, setting: Setting) -> Exchange:
+def build(name: str, setting: ExchangeSetting) -> Exchange:
     """The exchange of a plan, built on one node's leader."""
     return exchange_class(name, setting.options.compression)(setting)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from paceline.exchange.base import Beginning, Memory, Setting, Summing
+from paceline.exchange.base import Beginning, ExchangeSetting, Memory, Summing
 from paceline.exchange.buckets import Waitable
 from paceline.exchange.memory import errors_named, errors_of
 from paceline.exchange.network import Pending
@@ -20,7 +20,7 @@ class AllReduce(Summing):
     name = "allreduce"
     summary = "the backend's all-reduce, bucket by bucket under the backward pass"
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ExchangeSetting) -> None:
         super().__init__(setting)
         self._errors: dict[int, torch.Tensor] = {}
 

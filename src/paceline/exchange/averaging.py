@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from paceline.errors import DivergedError
-from paceline.exchange.base import Exchange, Setting
+from paceline.exchange.base import Exchange, ExchangeSetting
 from paceline.exchange.buckets import divide
 from paceline.exchange.network import Pending
 from paceline.local.finite import is_finite
@@ -31,7 +31,7 @@ class Averaging(Exchange):
     own_loss = True
     summary = "local SGD: `every` updates on own samples, then the mean of the weights by samples"
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ExchangeSetting) -> None:
         super().__init__(setting)
         self._blocks: list[list[torch.Tensor]] = []
         self._updates = 0

@@ -27,7 +27,7 @@ Memory = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class ExchangeSetting:
     """What an exchange is built from on one node's leader."""
 
     network: Network
@@ -76,7 +76,7 @@ class Exchange(ABC):
         """Whether it adds up any number that is attached like a gradient, to the last digit."""
         return False
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ExchangeSetting) -> None:
         self.setting, self.network = setting, setting.network
         self._weights: list[torch.Tensor] = []
 
@@ -129,7 +129,7 @@ class Exchange(ABC):
 class Summing(Exchange):
     """An exchange that adds up gradients, bucket by bucket, under the backward pass."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ExchangeSetting) -> None:
         super().__init__(setting)
         self._buckets: Buckets | None = None
 

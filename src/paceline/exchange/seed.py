@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from paceline.exchange.shards import shard_bounds, slices
+from paceline.exchange.servers.sharding import shard_bounds, slices
 from paceline.exchange.validation import check_finite
-from paceline.exchange.wire import BadMessageError, Link
+from paceline.exchange.wire import BadMessageError, Connection
 from paceline.local.base import OptimizerState
 from paceline.local.shared import memory_view
 from paceline.schema.plain import parse_json
@@ -47,7 +47,7 @@ class Seed:
             "rest": len(self.rest),
         }
 
-    def send(self, link: Link) -> None:
+    def send(self, link: Connection) -> None:
         """The tensors, after the note."""
         link.send(self.weights)
         for name in sorted(self.vectors):
@@ -82,7 +82,9 @@ def make_seed(
     return seed
 
 
-def receive_seed(link: Link, note: dict[str, Any], elements: int, pieces: int, rest: int) -> Seed:
+def receive_seed(
+    link: Connection, note: dict[str, Any], elements: int, pieces: int, rest: int
+) -> Seed:
     """The tensors that follow a note; refused if they are not this model's."""
     check_note(note, pieces, rest)
     seed = Seed(update=note["update"], weights=torch.empty(elements), slices=note["slices"])

@@ -40,7 +40,7 @@ _LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class StoreRequest:
     """What a node asks of the store."""
 
     do: str
@@ -59,7 +59,7 @@ class Order:
         return json.dumps(plain).encode()
 
 
-def read_order(body: bytes) -> Order:
+def read_order(body: bytes) -> StoreRequest:
     """An order from its bytes, whose MAC was right; ValueError for anything else."""
     try:
         plain = checked(parse_json(body), _ORDER)
@@ -70,7 +70,7 @@ def read_order(body: bytes) -> Order:
         )
     except ValueError as error:
         raise ValueError(f"no order: {error}") from None
-    return Order(
+    return StoreRequest(
         do=plain["do"],
         keys=tuple(plain["keys"]),
         value=value,
@@ -94,12 +94,12 @@ def read_answer(body: bytes) -> dict[str, Any]:
 
 
 @dataclass
-class Table:
+class StoreTable:
     """What the store holds, and its answers; no I/O."""
 
     values: dict[str, bytes] = field(default_factory=dict)
 
-    def answer(self, order: Order) -> dict[str, Any] | None:
+    def answer(self, order: StoreRequest) -> dict[str, Any] | None:
         """The answer; None while a key that is waited for is missing."""
         first = order.keys[0] if order.keys else ""
         if order.do == "set":
@@ -144,9 +144,9 @@ class StoreServer:
         if port and self.port != port:
             self._door.close()
             raise RuntimeError(f"port {port} of {address or 'this host'} is taken")
-        self._table = Table()
+        self._table = StoreTable()
         self._lines: set[Line] = set()
-        self._waiting: dict[Line, tuple[Order, float]] = {}
+        self._waiting: dict[Line, tuple[StoreRequest, float]] = {}
         self._wake, self._woken = socket.socketpair()
         self._selector.register(self._woken, selectors.EVENT_READ, None)
         self._thread = threading.Thread(target=self._serve, name="paceline-store", daemon=True)
@@ -262,7 +262,7 @@ class SecureStore(Store):
         with contextlib.suppress(Exception):
             self.close()
 
-    def _ask(self, order: Order) -> dict[str, Any]:
+    def _ask(self, order: StoreRequest) -> dict[str, Any]:
         with self._lock:
             line = self._line
             if line is None:
@@ -292,32 +292,32 @@ class SecureStore(Store):
 
     def set(self, key: str, value: str | bytes) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)
-        self._ask(Order(do="set", keys=(key,), value=data))
+        self._ask(StoreRequest(do="set", keys=(key,), value=data))
 
     def get(self, key: str) -> bytes:
-        answer = self._ask(Order(do="get", keys=(key,), seconds=self._seconds))
+        answer = self._ask(StoreRequest(do="get", keys=(key,), seconds=self._seconds))
         return bytes(answer["value"])
 
     def add(self, key: str, amount: int) -> int:
-        return int(self._ask(Order(do="add", keys=(key,), number=int(amount)))["number"])
+        return int(self._ask(StoreRequest(do="add", keys=(key,), number=int(amount)))["number"])
 
     def check(self, keys: list[str]) -> bool:
-        return bool(self._ask(Order(do="check", keys=tuple(keys)))["number"])
+        return bool(self._ask(StoreRequest(do="check", keys=tuple(keys)))["number"])
 
     def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
         seconds = self._seconds if timeout is None else timeout.total_seconds()
-        self._ask(Order(do="wait", keys=tuple(keys), seconds=seconds))
+        self._ask(StoreRequest(do="wait", keys=tuple(keys), seconds=seconds))
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
         old, new = (v.encode() if isinstance(v, str) else bytes(v) for v in (expected, desired))
-        answer = self._ask(Order(do="compare_set", keys=(key,), value=new, expected=old))
+        answer = self._ask(StoreRequest(do="compare_set", keys=(key,), value=new, expected=old))
         return bytes(answer["value"])
 
     def delete_key(self, key: str) -> bool:
-        return bool(self._ask(Order(do="delete", keys=(key,)))["number"])
+        return bool(self._ask(StoreRequest(do="delete", keys=(key,)))["number"])
 
     def num_keys(self) -> int:
-        return int(self._ask(Order(do="count"))["number"])
+        return int(self._ask(StoreRequest(do="count"))["number"])
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
         self._seconds = timeout.total_seconds()

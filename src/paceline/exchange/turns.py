@@ -9,7 +9,7 @@ from abc import abstractmethod
 
 import torch
 
-from paceline.exchange.base import Setting, Summing
+from paceline.exchange.base import ExchangeSetting, Summing
 from paceline.exchange.network import Network
 
 CLOSE_SECONDS = 5.0
@@ -21,7 +21,7 @@ class InTurn(Summing):
     The order is the same on every node, so that messages and sums of two buckets never mix.
     """
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ExchangeSetting) -> None:
         super().__init__(setting)
         self._turns: queue.SimpleQueue[Turn | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None

@@ -130,7 +130,7 @@ def _length(value: float) -> int:
     return length
 
 
-class LostError(Exception):
+class ConnectionLostError(Exception):
     """The other end of a connection is gone."""
 
 
@@ -147,7 +147,7 @@ class BadMessageError(Exception):
         return f"{sender} {self} (refused by {host}){end}"
 
 
-class Link:
+class Connection:
     """One end of the connection of a worker and a server."""
 
     def __init__(
@@ -182,7 +182,7 @@ class Link:
         try:
             start().wait(self._patience)
         except (RuntimeError, PacelineError) as error:
-            raise LostError(str(error).strip().splitlines()[0]) from error
+            raise ConnectionLostError(str(error).strip().splitlines()[0]) from error
         elapsed = time.perf_counter() - before
         self.traffic.seconds += elapsed
         self.traffic.waited += elapsed
@@ -198,7 +198,7 @@ class Link:
             try:
                 self._sealing.verify(data[:length], data[length:])
             except UnknownPeerError as error:
-                raise LostError(str(error)) from error
+                raise ConnectionLostError(str(error)) from error
         return data[:length]
 
     def ask(self, request: Request) -> None:
@@ -221,7 +221,7 @@ class Link:
         try:
             answer = read_answer(self._receive_sealed(_ANSWER.size))
         except ValueError as error:
-            raise LostError(str(error)) from error
+            raise ConnectionLostError(str(error)) from error
         if answer.failed:
             raise WorkerError(self.text(answer.length))
         return answer

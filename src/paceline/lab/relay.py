@@ -20,7 +20,7 @@ FRAME = 70_000  # the largest segmented frame and its header
 READS_PER_TURN = 64
 
 
-class Wire:
+class Cable:
     """One host's cable: a FIFO of frames that are still under way."""
 
     def __init__(self, host: int, switch: int, delay: float) -> None:
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> None:
     wires = []
     for text in arguments:
         host, switch, delay = text.split(":")
-        wires.append(Wire(int(host), int(switch), float(delay)))
+        wires.append(Cable(int(host), int(switch), float(delay)))
     while wires:
         ends = {end: wire for wire in wires for end in (wire.host, wire.switch)}
         due = min((wire.under_way[0][0] for wire in wires if wire.under_way), default=None)

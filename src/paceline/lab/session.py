@@ -16,7 +16,7 @@ from paceline.lab.cluster import Lab
 from paceline.lab.network import Counters
 from paceline.lab.process import LabProcess
 
-__all__ = ["Outcome", "run_session"]
+__all__ = ["CommandOutcome", "run_session"]
 
 GRACE_SECONDS = 10.0
 TURN_SECONDS = 0.5
@@ -24,7 +24,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
+class CommandOutcome:
     """How a command in a lab went."""
 
     exit_code: int
@@ -46,7 +46,7 @@ def run_session(
     *,
     on: str | None = None,
     notify: Callable[[str], None] = print,
-) -> Outcome:
+) -> CommandOutcome:
     """Run a command to its end while faults happen; `notify` gets one line for each."""
     before = lab.counters()
     waiting = sorted(lab.spec.faults, key=lambda fault: fault.seconds)
@@ -75,7 +75,7 @@ def run_session(
     code = process.returncode
     assert code is not None, "the loop ends with the process"
     after = lab.counters()
-    return Outcome(
+    return CommandOutcome(
         exit_code=code if code >= 0 else 128 - code,
         seconds=seconds,
         faults=tuple(happened),

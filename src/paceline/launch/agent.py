@@ -219,7 +219,7 @@ class Agent:
             backend=message["backend"],
             secret=message["secret"],
         )
-        words = ["paceline.measure.links", json.dumps(names)]
+        words = ["paceline.hardware.links", json.dumps(names)]
         self.start_child("links", words, rank_environment(context), collect=True)
 
     def on_port(self, message: Message) -> None:

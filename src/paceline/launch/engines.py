@@ -22,7 +22,7 @@ import psutil
 
 from paceline.config.environment import SECRET, child_environment
 from paceline.errors import UnsupportedError, UserError, unknown_name
-from paceline.schema.hosts import Host, Place
+from paceline.schema.hosts import Host, NodePlace
 
 # name -> module:class; imported only when used
 REGISTRY: dict[str, str] = {
@@ -40,7 +40,7 @@ _END_SECONDS = 1.5
 class Launch:
     """What an engine needs to know to start the agents."""
 
-    places: tuple[Place, ...]
+    places: tuple[NodePlace, ...]
     addresses: tuple[str, ...]
     """The launcher's own, the likeliest first."""
     port: int
@@ -101,7 +101,7 @@ class Engine(ABC):
 
     def start(self, launch: Launch) -> Running:
         """Start every agent."""
-        return Processes(self.command_lines(launch), launch.run)
+        return StartedProcesses(self.command_lines(launch), launch.run)
 
 
 class Running(ABC):
@@ -128,7 +128,7 @@ class Running(ABC):
         """End whatever still runs."""
 
 
-class Processes(Running):
+class StartedProcesses(Running):
     """Processes of this machine, such as mpiexec or one ssh per host."""
 
     def __init__(self, commands: list[Command], run: Path) -> None:

@@ -15,9 +15,9 @@ from paceline.text import printable
 
 if TYPE_CHECKING:
     from paceline.launch.collect import Collecting
-    from paceline.launch.session import Order
+    from paceline.launch.session import HostOrder
     from paceline.launch.signals import Received
-    from paceline.schema.hosts import Place
+    from paceline.schema.hosts import NodePlace
 
 GRACE_SECONDS = 2.0
 """After a failure, how long others have to say what they know: the cause may come second."""
@@ -30,11 +30,11 @@ STACK_SECONDS = 1.5
 class Failing:
     """That part of a session that finds the cause of its end."""
 
-    order: Order
+    order: HostOrder
     control: Control
     collecting: Collecting
     signals: Received
-    places: tuple[Place, ...]
+    places: tuple[NodePlace, ...]
     first_ranks: list[int]
     failures: list[tuple[int, Message | Lost]]
     forgiven: dict[int, tuple[Message | Lost, float]]

@@ -182,7 +182,7 @@ def with_remedy(words: str) -> str:
     return f"{words} ({remedy})" if remedy else words
 
 
-class Asked:
+class AskedHost:
     """A host on which a command runs that answers in lines of JSON."""
 
     def __init__(self, host: Host, command: list[str]) -> None:
@@ -240,7 +240,7 @@ def inspect_hosts(
     hosts: tuple[Host, ...], wanted: dict[str, Any], *, seconds: float = ANSWER_SECONDS
 ) -> Inspection:
     """Ask all hosts at once what they are, and whether they reach each other."""
-    asked: list[Asked] = []
+    asked: list[AskedHost] = []
     failures: dict[str, str] = {}
     clocks: dict[str, float] = {}
     try:
@@ -248,7 +248,7 @@ def inspect_hosts(
             python = host.python or sys.executable
             try:
                 words = [python, "-m", "paceline.launch.checks", json.dumps(wanted)]
-                asked.append(Asked(host, words))
+                asked.append(AskedHost(host, words))
             except OSError as error:
                 failures[host.name] = with_remedy(str(error))
         facts = collect(asked, failures, FACTS, seconds)
@@ -300,7 +300,7 @@ def read_object(line: bytes) -> dict[str, Any] | None:
 
 
 def collect(
-    asked: list[Asked],
+    asked: list[AskedHost],
     failures: dict[str, str],
     shape: Mapping[str, Any],
     seconds: float = ANSWER_SECONDS,

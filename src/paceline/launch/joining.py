@@ -24,12 +24,12 @@ from paceline.errors import ConfigError, PacelineError, RunDirectoryError, Worke
 from paceline.launch.agent import DOOR
 from paceline.launch.channel import Channel, Message, connect
 from paceline.launch.control import addresses_towards
-from paceline.launch.engines import Launch, Processes
+from paceline.launch.engines import Launch, StartedProcesses
 from paceline.launch.ssh import SshEngine
 from paceline.plan.together import plain_node
 from paceline.schema import Plan, decode, encode
 from paceline.schema.codec import rule
-from paceline.schema.hosts import Host, Place
+from paceline.schema.hosts import Host, NodePlace
 from paceline.schema.legs import LegsOrder
 from paceline.schema.plain import ONE_LINE, checked, parse_json
 from paceline.secure.files import read_private, write_private
@@ -46,7 +46,7 @@ MOST_PAUSE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class JoinRequest:
     """What may be said of a host that is to join."""
 
     name: str
@@ -58,8 +58,8 @@ class Asked:
 class Newcomer:
     """A host on its way into the training."""
 
-    place: Place
-    running: Processes
+    place: NodePlace
+    running: StartedProcesses
     guest: Channel | None
     """Who asked for it, and is to be answered; None: it was lost, and is asked again."""
     deadline: float
@@ -82,7 +82,7 @@ class Joining:
     def __init__(self, session: Session, plan: Plan, start: Message) -> None:
         self.session, self.plan, self.start = session, plan, start
         self.coming: dict[int, Newcomer] = {}
-        self.started: list[Processes] = []
+        self.started: list[StartedProcesses] = []
         self._door = session.order.run.path / DOOR
         self.missed: dict[str, Missed] = {}
         """Hosts that were lost, and are asked again."""
@@ -129,7 +129,7 @@ class Joining:
         while control.guests:
             guest, message = control.guests.pop(0)
             try:
-                self._ask(guest, self._known(decode(Asked, message["host"])))
+                self._ask(guest, self._known(decode(JoinRequest, message["host"])))
             except (PacelineError, OSError) as error:  # a guest's mistake must not end the training
                 _answer(guest, False, str(error))
         self._ask_missed()
@@ -155,7 +155,7 @@ class Joining:
             with contextlib.suppress(PacelineError, OSError):
                 self._ask(None, missed.host)
 
-    def _known(self, asked: Asked) -> Host:
+    def _known(self, asked: JoinRequest) -> Host:
         """The host that is meant, started as the hosts of this training are."""
         hosts = self.session.order.hosts
         mine = next((host for host in hosts.host if host.name == asked.name), None)
@@ -179,7 +179,7 @@ class Joining:
         if self.coming:
             _answer(guest, False, "another host is joining: ask again when it has")
             return
-        place = Place(node=self._free_number(host), host=host)
+        place = NodePlace(node=self._free_number(host), host=host)
         session.control.expect(place.node)
         addresses = addresses_towards([host.network_address])
         launch = Launch(
@@ -189,7 +189,7 @@ class Joining:
             secret=session.control.secret,
             run=session.order.run.path.resolve(),
         )
-        running = Processes(SshEngine().command_lines(launch), launch.run)
+        running = StartedProcesses(SshEngine().command_lines(launch), launch.run)
         self.started.append(running)
         deadline = time.monotonic() + session.order.start_seconds
         self.coming[place.node] = Newcomer(place, running, guest, deadline)
@@ -241,7 +241,7 @@ class Joining:
         del self.coming[node]
         _answer(newcomer.guest, True, f"host {place.host.name} joins as node {node}")
 
-    def _with_node(self, place: Place, usable: int) -> Plan:
+    def _with_node(self, place: NodePlace, usable: int) -> Plan:
         """All nodes, with one that has come in the place of one that was lost, or as one more."""
         node = plain_node(place.host.name, usable)
         nodes = list(self.plan.nodes)
@@ -288,7 +288,7 @@ def ask_to_join(run: Path, host: Host) -> str:
         channel = connect(places, note["secret"])
     except ConnectionError as error:
         raise RunDirectoryError(f"{run} is not being trained any more: {error}") from None
-    asked = Asked(name=host.name, address=host.address, cores=host.cores)
+    asked = JoinRequest(name=host.name, address=host.address, cores=host.cores)
     channel.send("join", host=encode(asked))
     end = time.monotonic() + ANSWER_SECONDS
     while time.monotonic() < end:
@@ -308,7 +308,7 @@ def ask_to_join(run: Path, host: Host) -> str:
     raise WorkerError(f"the launcher did not answer within {ANSWER_SECONDS:.0f} s")
 
 
-def welcome_fields(session: Session, place: Place) -> Message:
+def welcome_fields(session: Session, place: NodePlace) -> Message:
     """What an agent is told first: where the run is, and which cores are its own."""
     return {
         "run": str(session.order.run.path.resolve()),

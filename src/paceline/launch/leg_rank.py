@@ -28,7 +28,7 @@ from paceline.schema.plain import ONE_LINE, checked, parse_json
 
 if TYPE_CHECKING:
     from paceline.local.board import Board
-    from paceline.train.loop import Trainer
+    from paceline.training.loop import Trainer
 
 ORDERS: dict[str, dict[str, Any]] = {
     "leg": {"plan": {}, "rest": {}, "began": float, "rehearsal": bool},
@@ -82,7 +82,7 @@ class LegRank:
         # While nothing is asked of it yet: importing torch takes a second.
         from paceline.launch.parcel import receive
         from paceline.local.memory import keep_freed_memory
-        from paceline.train.parts import Given, make_parts
+        from paceline.training.parts import Given, make_parts
 
         keep_freed_memory()
         self._run, self._handover, self._answers = run, handover, answers
@@ -114,12 +114,12 @@ class LegRank:
         self, plan: Mapping[str, Any], rest: dict[str, Any], began: float, rehearsal: bool
     ) -> None:
         """Build a plan's strategy and take over."""
-        from paceline.train.assemble import Task
-        from paceline.train.handover import Handover
-        from paceline.train.loop import Trainer
-        from paceline.train.progress import SilentView
-        from paceline.train.proof import prove
-        from paceline.train.watching import observed
+        from paceline.training.assemble import Task
+        from paceline.training.handover import Handover
+        from paceline.training.loop import Trainer
+        from paceline.training.progress import SilentView
+        from paceline.training.proof import prove
+        from paceline.training.watching import observed
 
         chosen = decode(Plan, plan)
         node, number = chosen.nodes[0], self._context.local_rank
@@ -168,7 +168,7 @@ class LegRank:
 
     def _go(self, until: int, patience: float | None) -> None:
         """Train up to an update."""
-        from paceline.train.comparison import node_memory_mb
+        from paceline.training.comparison import node_memory_mb
 
         trainer = self._trainer
         assert trainer is not None

@@ -46,7 +46,7 @@ GRACE_SECONDS = 2.0
 
 
 @dataclass
-class Ranks:
+class LocalRanks:
     """The processes of one node."""
 
     run: RunDirectory
@@ -84,7 +84,7 @@ def run_ranks(
     """
     context = context or RankContext(world_size=node.ranks)
     context = dataclasses.replace(context, local_rank=0, local_size=node.ranks)
-    ranks = Ranks(run, context.rank)
+    ranks = LocalRanks(run, context.rank)
     try:
         # Before any import: a KeyboardInterrupt could be lost in some module's.
         with (
@@ -169,7 +169,7 @@ def _start(
     )
 
 
-def _watch(ranks: Ranks, board: Any) -> None:
+def _watch(ranks: LocalRanks, board: Any) -> None:
     """Return when all ranks have ended well; raise as soon as one has not."""
     with selectors.DefaultSelector() as selector:
         for number, process in enumerate(ranks.processes):
@@ -199,7 +199,7 @@ def _watch(ranks: Ranks, board: Any) -> None:
 _GOOD = (None, 0, 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
 
 
-def check_heartbeats(ranks: Ranks, board: Any) -> None:
+def check_heartbeats(ranks: LocalRanks, board: Any) -> None:
     """Raise when a rank has not shown for long that it runs."""
     for number, process in enumerate(ranks.processes):
         if process.poll() is not None:
@@ -226,7 +226,7 @@ def _is_stopped(process: int) -> bool:
         return False  # it has just ended, which is noticed elsewhere
 
 
-def raise_failure(ranks: Ranks, board: Any) -> NoReturn:
+def raise_failure(ranks: LocalRanks, board: Any) -> NoReturn:
     """Raise what the first failing rank has left word of."""
     board.abort()
     deadline = time.monotonic() + GRACE_SECONDS
@@ -262,7 +262,7 @@ def raise_failure(ranks: Ranks, board: Any) -> NoReturn:
     raise WorkerError("a rank ended without a word")
 
 
-def _reports(ranks: Ranks) -> list[dict[str, Any]]:
+def _reports(ranks: LocalRanks) -> list[dict[str, Any]]:
     reports = []
     for number in range(len(ranks.processes)):
         path = ranks.run.rank(ranks.first + number) / "error.json"
@@ -295,7 +295,7 @@ def _relay(stream: IO[bytes], number: int) -> bool:
     return True
 
 
-def _forwarding(ranks: Ranks) -> Callable[[int, FrameType | None], None]:
+def _forwarding(ranks: LocalRanks) -> Callable[[int, FrameType | None], None]:
     """Ctrl-C, SIGTERM and SIGHUP go to the first rank, which stops all of them in order.
 
     Until it listens there is nothing to stop in order, and what it is sent could be lost in some
@@ -312,7 +312,7 @@ def _forwarding(ranks: Ranks) -> Callable[[int, FrameType | None], None]:
     return forward
 
 
-def end_ranks(ranks: Ranks) -> None:
+def end_ranks(ranks: LocalRanks) -> None:
     """Kill those that still run, and everything they started."""
     for process in ranks.processes:
         if process.poll() is None:

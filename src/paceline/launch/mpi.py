@@ -16,7 +16,7 @@ from paceline.config.environment import SECRET, lab_hosts
 from paceline.errors import UserError
 from paceline.launch.engines import Command, Engine, Launch
 from paceline.launch.ssh import ssh_config
-from paceline.schema.hosts import Place
+from paceline.schema.hosts import NodePlace
 
 HOSTFILE = "hostfile"
 SSH_CONFIG = "ssh-config"
@@ -134,7 +134,7 @@ def _without_spaces(path: Path) -> Path:
 def _contexts(launch: Launch, host_option: str) -> list[str]:
     """The program for every rank; hosts whose Python differs get a part of their own."""
 
-    def python(place: Place) -> str:
+    def python(place: NodePlace) -> str:
         return place.host.python or sys.executable
 
     groups = [list(group) for _, group in groupby(launch.places, python)]

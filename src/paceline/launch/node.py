@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from paceline.config import load_config
+from paceline.hardware.instructions import use_safe_instructions
 from paceline.launch.rank import Rank, record_failure, train_rank
-from paceline.measure.instructions import use_safe_instructions
 from paceline.run import RunDirectory
 from paceline.schema import Plan, RankContext, read_json
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.launch.inspection import Asked, collect, with_remedy
+from paceline.launch.inspection import AskedHost, collect, with_remedy
 from paceline.schema.hosts import Host
 from paceline.schema.plain import ONE_LINE
 from paceline.secure.sealing import new_secret
@@ -32,7 +32,7 @@ _ANSWERS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
+class LinkDirection:
     """One direction between two hosts."""
 
     source: str
@@ -46,7 +46,7 @@ class Link:
 class Links:
     """What was measured between hosts."""
 
-    links: tuple[Link, ...] = ()
+    links: tuple[LinkDirection, ...] = ()
     clocks: dict[str, float] = field(default_factory=dict)
     """Seconds that each host's clock is ahead of the launcher's."""
     failures: dict[str, str] = field(default_factory=dict)
@@ -117,13 +117,15 @@ class Links:
         ]
 
 
-def _hosts_whose_links_are_all(bad: list[Link], links: list[Link]) -> dict[str, list[Link]]:
+def _hosts_whose_links_are_all(
+    bad: list[LinkDirection], links: list[LinkDirection]
+) -> dict[str, list[LinkDirection]]:
     """Hosts that one sentence is enough for: all of theirs are bad, and others are not.
 
     With two hosts nobody can tell whose fault it is.
     """
     names = dict.fromkeys(link.source for link in links)
-    found: dict[str, list[Link]] = {}
+    found: dict[str, list[LinkDirection]] = {}
     if len(names) < 3:
         return found
     for name in names:
@@ -142,13 +144,13 @@ def measure_links(
 ) -> Links:
     """Start `launch.links` on all hosts, and measure each direction of each pair in turn."""
     secret = new_secret()
-    asked: list[Asked] = []
+    asked: list[AskedHost] = []
     failures: dict[str, str] = {}
     try:
         for host in hosts:
             python = host.python or sys.executable
             try:
-                asked.append(Asked(host, [python, "-m", "paceline.launch.links"]))
+                asked.append(AskedHost(host, [python, "-m", "paceline.launch.links"]))
                 asked[-1].tell({"secret": secret, "address": host.network_address})
             except OSError as error:
                 failures[host.name] = with_remedy(str(error))
@@ -174,8 +176,8 @@ def measure_links(
     return Links(links=tuple(links), clocks=clocks, failures=failures)
 
 
-def _link(source: Asked, target: Asked, answer: dict[str, Any]) -> Link:
-    return Link(
+def _link(source: AskedHost, target: AskedHost, answer: dict[str, Any]) -> LinkDirection:
+    return LinkDirection(
         source=source.host.name,
         target=target.host.name,
         megabits=answer.get("megabits") or 0.0,
@@ -184,7 +186,7 @@ def _link(source: Asked, target: Asked, answer: dict[str, Any]) -> Link:
     )
 
 
-def _order(asked: Asked, order: dict[str, Any]) -> dict[str, Any]:
+def _order(asked: AskedHost, order: dict[str, Any]) -> dict[str, Any]:
     if asked.process.poll() is not None:
         return {"error": f"host {asked.host.name} is gone"}
     asked.tell(order)
@@ -193,7 +195,7 @@ def _order(asked: Asked, order: dict[str, Any]) -> dict[str, Any]:
     return answers.get(asked.host.name) or {"error": failures[asked.host.name]}
 
 
-def _clock(asked: Asked) -> float | None:
+def _clock(asked: AskedHost) -> float | None:
     """How far a clock is ahead, from the quickest of a few questions."""
     best: tuple[float, float] | None = None
     for _ in range(_CLOCK_ROUNDS):

@@ -146,11 +146,11 @@ class Rank:
 def train_rank(rank: Rank, arena: Arena | None = None) -> int:
     """Train one rank's part, on the network if it leads one of several nodes; its exit code."""
     from paceline.launch.parcel import receive
-    from paceline.train.assemble import Task
-    from paceline.train.given import Given
-    from paceline.train.loop import train
-    from paceline.train.progress import SilentView, make_view
-    from paceline.train.serving import serve
+    from paceline.training.assemble import Task
+    from paceline.training.given import Given
+    from paceline.training.loop import train
+    from paceline.training.progress import SilentView, make_view
+    from paceline.training.serving import serve
 
     context = rank.context
     check_support(rank.plan, rank.config.exchange, context.backend)
@@ -178,10 +178,10 @@ def train_rank(rank: Rank, arena: Arena | None = None) -> int:
 
 def _open_network(rank: Rank) -> Network | None:
     """The other nodes, on a node's leader."""
-    from paceline.exchange.neighbours import Neighbours
+    from paceline.exchange.gossip.peers import Neighbours
     from paceline.exchange.opening import open_network
-    from paceline.exchange.served import Served
-    from paceline.train.serving import check_served
+    from paceline.exchange.servers.client import Served
+    from paceline.training.serving import check_served
 
     context, deadline = rank.context, rank.config.train.deadline
     if context.nodes == 1 or not context.is_leader:

@@ -21,7 +21,7 @@ from paceline.launch.joining import Joining, welcome_fields
 from paceline.launch.signals import Received, handled
 from paceline.run import RunDirectory
 from paceline.schema import Plan, decode, encode, write_json
-from paceline.schema.hosts import Host, Hosts, Place
+from paceline.schema.hosts import Host, Hosts, NodePlace
 from paceline.schema.legs import LegsOrder
 from paceline.schema.machines import Machines
 from paceline.schema.plain import parse_toml
@@ -39,7 +39,7 @@ END_SECONDS = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class HostOrder:
     """What is to be done on the hosts."""
 
     run: RunDirectory
@@ -72,9 +72,9 @@ class Order:
 class Session(Failing):
     """Everything that is under way on the hosts."""
 
-    def __init__(self, order: Order, engine: Engine) -> None:
+    def __init__(self, order: HostOrder, engine: Engine) -> None:
         self.order, self.engine = order, engine
-        self.places: tuple[Place, ...] = order.hosts.places
+        self.places: tuple[NodePlace, ...] = order.hosts.places
         hosts = [place.host.network_address for place in self.places]
         # Where the engine chooses the hosts, nobody knows yet from where they will call.
         self.addresses = own_addresses() if engine.places_nodes else addresses_towards(hosts)
@@ -172,11 +172,11 @@ class Session(Failing):
             self.welcome(place)
         self.ready = self.await_all("ready", "joining the run", self.order.start_seconds)
 
-    def welcome(self, place: Place) -> None:
+    def welcome(self, place: NodePlace) -> None:
         """Tell an agent where the run is."""
         self.control.send(place.node, "welcome", **welcome_fields(self, place))
 
-    def take_in(self, place: Place, *, rank: int) -> None:
+    def take_in(self, place: NodePlace, *, rank: int) -> None:
         """Count a host that has joined among the others."""
         self.places = (*self.places[: place.node], place, *self.places[place.node + 1 :])
         self.first_ranks[place.node : place.node + 1] = [rank]
@@ -358,7 +358,7 @@ class Session(Failing):
         self.interrupt(number)
 
 
-def found_places(control: Control) -> tuple[Place, ...]:
+def found_places(control: Control) -> tuple[NodePlace, ...]:
     """Where an engine has put the nodes; agents that see the same cores divide them."""
     peers = [control.peers[node] for node in range(control.nodes)]
     found = []
@@ -368,7 +368,7 @@ def found_places(control: Control) -> tuple[Place, ...]:
         if address.startswith("127.") and any(p.host != peer.host for p in peers):
             address = peer.host
         host = Host(name=peer.host, address=address, slots=len(alike))
-        found.append(Place(node=peer.node, host=host, slot=alike.index(peer.node)))
+        found.append(NodePlace(node=peer.node, host=host, slot=alike.index(peer.node)))
     return tuple(found)
 
 
@@ -377,4 +377,4 @@ def decode_name(config: str) -> str:
     return str(parse_toml(config).get("name", "run"))
 
 
-__all__ = ["Order", "Session"]
+__all__ = ["HostOrder", "Session"]

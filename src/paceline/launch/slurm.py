@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paceline.config.environment import slurm_allocation
 from paceline.errors import UserError, WorkerError
-from paceline.launch.engines import Command, Engine, Launch, Processes, Running, tail
+from paceline.launch.engines import Command, Engine, Launch, Running, StartedProcesses, tail
 
 SCRIPT = "job.sh"
 _PATIENCE = 30.0
@@ -56,10 +56,14 @@ class SlurmEngine(Engine):
 
     def start(self, launch: Launch) -> Running:
         commands = self.command_lines(launch)
-        return Processes(commands, launch.run) if self.inside else Job(commands[0], launch.run)
+        return (
+            StartedProcesses(commands, launch.run)
+            if self.inside
+            else SlurmJob(commands[0], launch.run)
+        )
 
 
-class Job(Running):
+class SlurmJob(Running):
     """A submitted job."""
 
     def __init__(self, command: Command, run: Path) -> None:

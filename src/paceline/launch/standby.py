@@ -24,7 +24,7 @@ from paceline.config.environment import (
     shared_memory_environment,
 )
 from paceline.errors import StrategyError, WorkerError, shown
-from paceline.launch.local import Ranks, check_heartbeats, end_ranks, raise_failure
+from paceline.launch.local import LocalRanks, check_heartbeats, end_ranks, raise_failure
 from paceline.run import RunDirectory
 from paceline.schema import RankContext
 from paceline.schema.plain import ONE_LINE, checked, parse_json
@@ -64,7 +64,7 @@ class Standby:
             board=anonymous_memory("board"), arena=anonymous_memory("arena"), parent=os.getpid()
         )
         self.handover = anonymous_memory("handover")
-        self._ranks = Ranks(run)
+        self._ranks = LocalRanks(run)
         self._answers: list[_Lines] = []
         self._awake = 0
         self.board: Board | None = None

@@ -38,7 +38,7 @@ from paceline.schema.events import SpanName
 
 if TYPE_CHECKING:
     from paceline.exchange.base import Exchange
-    from paceline.exchange.partition import Partition
+    from paceline.exchange.tensor_parallel.layers import Partition
     from paceline.local.batch_norm import WholeBatch
     from paceline.local.board import Arena, Board
     from paceline.local.part_sums import NodeSums

@@ -147,7 +147,7 @@ class WholeBatch:
     @contextlib.contextmanager
     def update(self, model: nn.Module) -> Iterator[None]:
         """The forward and backward pass of a part that has samples."""
-        with self.sums.update(lambda: _statistics(model)), Answering(self.sums, model):
+        with self.sums.update(lambda: _statistics(model)), BatchNormMode(self.sums, model):
             yield
 
     @torch.no_grad()
@@ -173,7 +173,7 @@ def _statistics(model: nn.Module) -> torch.Tensor:
     return torch.cat([empty, *(t.reshape(-1).double().cpu() for t in _tracked(model))])
 
 
-class Answering(TorchFunctionMode):
+class BatchNormMode(TorchFunctionMode):
     """Answers what this thread asks of BatchNorm in training mode; all else goes its way."""
 
     def __init__(self, sums: PartSums, model: nn.Module) -> None:

@@ -33,7 +33,7 @@ from paceline.local.gradient_hooks import GradientHooks, refuse_module_hooks
 from paceline.local.group import init_gloo, measure_bandwidth, row_groups
 from paceline.local.pieces import PieceUpdate
 from paceline.local.shared import SharedModel
-from paceline.local.stage_module import Place, build_schedule
+from paceline.local.stage_module import StagePlace, build_schedule
 from paceline.local.steps import Supervised, is_about_one_sample, one_sample
 from paceline.local.values import full_precision
 
@@ -83,7 +83,7 @@ class Hybrid(PiecewiseOptimizer):
         self._board = self._shared.board
         init_gloo(job)
         rows = [[row * stages + stage for stage in range(stages)] for row in range(replicas)]
-        self._place = Place(
+        self._place = StagePlace(
             stage=job.context.stage(stages),
             stages=stages,
             group=row_groups(rows, self._board.rank),

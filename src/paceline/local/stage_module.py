@@ -18,7 +18,7 @@ StageLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class StagePlace:
     """Which stage of which row this rank runs."""
 
     stage: int
@@ -38,7 +38,7 @@ class StageModule(nn.Module):
     """A stage's operations in the plan's precision, between tensors that can be sent."""
 
     def __init__(
-        self, graph: fx.GraphModule, job: Job, place: Place, outputs: Sequence[torch.Tensor]
+        self, graph: fx.GraphModule, job: Job, place: StagePlace, outputs: Sequence[torch.Tensor]
     ) -> None:
         super().__init__()
         self.graph = graph
@@ -81,7 +81,12 @@ def _channels_last(job: Job, tensor: torch.Tensor) -> bool:
 
 
 def build_schedule(
-    job: Job, graph: ModelGraph, cuts: list[int], place: Place, micro_batches: int, loss: StageLoss
+    job: Job,
+    graph: ModelGraph,
+    cuts: list[int],
+    place: StagePlace,
+    micro_batches: int,
+    loss: StageLoss,
 ) -> ScheduleGPipe | Schedule1F1B:
     """The schedule of one rank for micro-batches of the size that `graph` was run with.
 

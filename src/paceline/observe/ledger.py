@@ -24,8 +24,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from paceline.schema.events import Session, Span, read_run
-from paceline.schema.ledger import CATEGORIES, Exchange, Ledger, RankLedger
+from paceline.schema.events import RankSession, Span, read_run
+from paceline.schema.ledger import CATEGORIES, ExchangeTotals, Ledger, RankLedger
 
 PRIORITY: Final = (
     "proof",  # the plan is proved on a copy before training begins
@@ -65,7 +65,7 @@ def ledger_of(run: Path) -> Ledger:
     return make_ledger(read_run(run))
 
 
-def make_ledger(ranks: Mapping[int, Sequence[Session]]) -> Ledger:
+def make_ledger(ranks: Mapping[int, Sequence[RankSession]]) -> Ledger:
     """Book the sessions of every rank; sessions of the same number belong together."""
     arrivals = Arrivals(ranks)
     return Ledger(
@@ -79,7 +79,7 @@ def make_ledger(ranks: Mapping[int, Sequence[Session]]) -> Ledger:
     )
 
 
-def book(session: Session, spans: Sequence[Span] | None = None) -> RankLedger:
+def book(session: RankSession, spans: Sequence[Span] | None = None) -> RankLedger:
     """One session's wall time, by category."""
     spans = session.spans if spans is None else spans
     began, ended = session.began, session.ended
@@ -116,7 +116,7 @@ def book(session: Session, spans: Sequence[Span] | None = None) -> RankLedger:
     )
 
 
-def _hidden(spans: Sequence[Span], session: Session, seconds: Mapping[str, float]) -> float:
+def _hidden(spans: Sequence[Span], session: RankSession, seconds: Mapping[str, float]) -> float:
     """Of what the spans show of exchanges, the part that was booked as something else."""
     shown = sum(
         _overlap(span.start, span.end, session.began, session.ended)
@@ -126,10 +126,10 @@ def _hidden(spans: Sequence[Span], session: Session, seconds: Mapping[str, float
     return max(shown - seconds["communication"], 0.0)
 
 
-def count_exchange(session: Session) -> Exchange:
+def count_exchange(session: RankSession) -> ExchangeTotals:
     """What a session's updates exchanged, added up."""
     lines = [line for line in session.exchanged if line.update is not None]
-    return Exchange(
+    return ExchangeTotals(
         updates=len(lines),
         bytes_sent=sum(line.bytes_sent for line in lines),
         bytes_received=sum(line.bytes_received for line in lines),
@@ -186,7 +186,7 @@ class Arrivals:
     in earnest when the last rank has come.
     """
 
-    def __init__(self, ranks: Mapping[int, Sequence[Session]]) -> None:
+    def __init__(self, ranks: Mapping[int, Sequence[RankSession]]) -> None:
         self._node = {
             rank: past[-1].start.node
             for rank, past in ranks.items()
@@ -200,7 +200,7 @@ class Arrivals:
                 for key, span in _collectives(session, number):
                     self._came[key][session.rank] = session.common(span.start)
 
-    def explain(self, session: Session, number: int) -> list[Span]:
+    def explain(self, session: RankSession, number: int) -> list[Span]:
         """The session's spans, exchanges divided into waiting for the last rank and the rest."""
         keys = {id(span): key for key, span in _collectives(session, number)}
         result: list[Span] = []
@@ -217,7 +217,7 @@ class Arrivals:
 
 
 def _collectives(
-    session: Session, number: int
+    session: RankSession, number: int
 ) -> Iterable[tuple[tuple[int, int | None, str, int], Span]]:
     """The spans that ranks may have waited in without knowing for whom, with their names."""
     seen: dict[tuple[int | None, str], int] = defaultdict(int)
@@ -228,7 +228,7 @@ def _collectives(
             yield (number, span.update, span.detail, ordinal), span
 
 
-def _divide(span: Span, session: Session, came: Mapping[int, float]) -> list[Span]:
+def _divide(span: Span, session: RankSession, came: Mapping[int, float]) -> list[Span]:
     last = max(came, key=lambda rank: came[rank])
     waiting = min(came[last] - session.common(span.start), span.seconds)
     if last == session.rank or waiting <= 0:
@@ -263,6 +263,6 @@ def _add_up(parts: Sequence[RankLedger]) -> RankLedger:
         waited_for=dict(waited),
         hidden=sum(part.hidden for part in parts),
         per_update=parts[-1].per_update,
-        exchange=sum((part.exchange for part in parts), Exchange()),
+        exchange=sum((part.exchange for part in parts), ExchangeTotals()),
         role=parts[-1].role,
     )

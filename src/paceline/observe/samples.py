@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.schema.events import Sample, Traffic
+from paceline.schema.events import InterfaceTraffic, Sample
 
 PROC = Path("/proc")
 
@@ -88,7 +88,7 @@ def make_sampler() -> ResourceSampler | None:
         return None
 
 
-def read_network(path: Path) -> dict[str, Traffic]:
+def read_network(path: Path) -> dict[str, InterfaceTraffic]:
     """Totals of every interface; empty where there is nothing to read."""
     try:
         lines = path.read_text().splitlines()[2:]
@@ -99,7 +99,7 @@ def read_network(path: Path) -> dict[str, Traffic]:
         name, _, numbers = line.partition(":")
         fields = numbers.split()
         if len(fields) >= 10:
-            found[name.strip()] = Traffic(
+            found[name.strip()] = InterfaceTraffic(
                 bytes_received=int(fields[0]),
                 packets_received=int(fields[1]),
                 bytes_sent=int(fields[8]),

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
 
-from paceline.observe.posts import Posts
+from paceline.observe.mailbox import Posts
 from paceline.observe.recorder import Recorder, Say
 from paceline.schema import RankContext
 
@@ -73,7 +73,7 @@ _LONG_PHASES: Final = ("evaluate", "checkpoint", "proof", "start-up", "")
 """Phases whose length says nothing about a stall: only half of the deadline does."""
 
 
-class Progress:
+class RankProgress:
     """Where a rank is, how long already, and how long an update takes; seen from outside."""
 
     def __init__(self, now: float) -> None:
@@ -125,7 +125,7 @@ class StallWatch:
         self._waiting: str | None = None
         self._trainer = threading.get_ident()
         self._host = socket.gethostname()
-        self._progress = Progress(time.monotonic())
+        self._progress = RankProgress(time.monotonic())
         self._reported: float | None = None  # how old the stall was when it was last spoken of
         self._overdue = False
         self._closing = threading.Event()

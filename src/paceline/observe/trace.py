@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.schema.events import Sample, Session, Span
+from paceline.schema.events import RankSession, Sample, Span
 
 Record = dict[str, Any]
 
@@ -24,7 +24,7 @@ _TOLERANCE: Final = 2.0
 _MEGA: Final = 1e6
 
 
-def make_trace(sessions: Sequence[Session]) -> dict[str, Any]:
+def make_trace(sessions: Sequence[RankSession]) -> dict[str, Any]:
     """The trace of these sessions, its events in order of time, the names first."""
     origin = min((s.common(s.began) for s in sessions), default=0.0)
     names = [record for session in sessions for record in _names(session)]
@@ -62,7 +62,7 @@ def write_trace(path: Path, trace: dict[str, Any]) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _names(session: Session) -> Iterator[Record]:
+def _names(session: RankSession) -> Iterator[Record]:
     start = session.start
     for name, arguments in (
         ("process_name", {"name": f"rank {start.rank} (host {start.host})"}),
@@ -86,7 +86,7 @@ def _lane_name(pid: int, tid: int) -> Record:
     }
 
 
-def _spans(session: Session, origin: float) -> Iterator[Record]:
+def _spans(session: RankSession, origin: float) -> Iterator[Record]:
     lanes = {track: Lanes(first) for track, first in _TRACKS.items()}
     timed = []
     for span in session.spans:
@@ -110,13 +110,13 @@ def _spans(session: Session, origin: float) -> Iterator[Record]:
         }
 
 
-def _microseconds(session: Session, time: float, origin: float) -> float:
+def _microseconds(session: RankSession, time: float, origin: float) -> float:
     """Nanosecond digits, and never before the origin: a clock's offset may be known to less."""
     return max(round((session.common(time) - origin) * 1e6, 3), 0.0)
 
 
 @dataclass
-class Placed:
+class PlacedSpan:
     """A span on its lane, in microseconds."""
 
     lane: int
@@ -132,9 +132,9 @@ class Lanes:
 
     def __init__(self, first: int) -> None:
         self._first = first
-        self._open: list[list[Placed]] = []
+        self._open: list[list[PlacedSpan]] = []
 
-    def place(self, start: float, end: float) -> Placed:
+    def place(self, start: float, end: float) -> PlacedSpan:
         """The place of the next span, by start, outer ones first.
 
         Rounding is put right: an end is moved to the start that follows it within the tolerance,
@@ -151,9 +151,9 @@ class Lanes:
                 over.end = min(over.end, start)
             if not around or end <= around[-1].end + _TOLERANCE:
                 end = min(end, around[-1].end) if around else end
-                around.append(Placed(self._first + number, start, end))
+                around.append(PlacedSpan(self._first + number, start, end))
                 return around[-1]
-        self._open.append([Placed(self._first + len(self._open), start, end)])
+        self._open.append([PlacedSpan(self._first + len(self._open), start, end)])
         return self._open[-1][-1]
 
 
@@ -167,7 +167,7 @@ def _arguments(span: Span) -> Record:
     return found
 
 
-def _notes(session: Session, origin: float) -> Iterator[Record]:
+def _notes(session: RankSession, origin: float) -> Iterator[Record]:
     for note in session.notes:
         yield {
             "name": note.what,
@@ -181,7 +181,7 @@ def _notes(session: Session, origin: float) -> Iterator[Record]:
         }
 
 
-def _counters(session: Session, origin: float) -> Iterator[Record]:
+def _counters(session: RankSession, origin: float) -> Iterator[Record]:
     before: Sample | None = None
     for sample in session.samples:
         ts = _microseconds(session, sample.time, origin)
@@ -198,7 +198,7 @@ def _counters(session: Session, origin: float) -> Iterator[Record]:
         before = sample
 
 
-def _exchanged(session: Session, origin: float) -> Iterator[Record]:
+def _exchanged(session: RankSession, origin: float) -> Iterator[Record]:
     """What each update moved between nodes, and what of the time was hidden or waited for."""
     for line in session.exchanged:
         if line.update is None:

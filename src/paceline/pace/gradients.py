@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from paceline.errors import UnsupportedError, UserError
-from paceline.local.batch_norm import Answering, batch_norms, use_plain_synchronised
+from paceline.local.batch_norm import BatchNormMode, batch_norms, use_plain_synchronised
 from paceline.pace.ranks import Ranks
 
 BUCKET = 4 * 2**20
@@ -151,7 +151,7 @@ def share_statistics(model: nn.Module, ranks: Ranks) -> None:
                 f"{type(layer).__name__} is a BatchNorm with a forward of its own, which would see"
                 " parts of a batch: use another, or Pace(exact=False) to have it so"
             )
-        answering = Answering(_Statistics(ranks), layer)  # type: ignore[arg-type]
+        answering = BatchNormMode(_Statistics(ranks), layer)  # type: ignore[arg-type]
         layer.register_forward_pre_hook(lambda *_, mode=answering: mode.__enter__() and None)
         layer.register_forward_hook(
             lambda *_, mode=answering: mode.__exit__(None, None, None), always_call=True

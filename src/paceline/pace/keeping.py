@@ -25,7 +25,7 @@ from paceline.run import RunDirectory, create_run, open_run, write_whole
 from paceline.schema import Config, NodePlan, Plan, write_json
 from paceline.schema.checkpoint import fixed_settings, newest_good, other_settings
 from paceline.schema.codec import encode
-from paceline.train.checkpoint import FILES, Checkpoints, Position, TrainState
+from paceline.training.checkpoint import FILES, Checkpoints, Position, TrainState
 
 OWN = ".pace"
 """Where a checkpoint has what belongs to no parameter: no parameter's name begins with a dot."""

@@ -41,8 +41,8 @@ from paceline.pace.ranks import Ranks
 from paceline.run import RunDirectory
 from paceline.schema import RankContext
 from paceline.schema.config import Train
-from paceline.train.optimizers import needs_closure
-from paceline.train.shares import rebalanced
+from paceline.training.optimizers import needs_closure
+from paceline.training.shares import rebalanced
 
 
 class Pace:

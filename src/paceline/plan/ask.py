@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from paceline.cost.network import described_link
+from paceline.cost.transfer import described_link
 from paceline.errors import ConfigError, shown
 from paceline.schema.machines import Link
 from paceline.schema.units import duration, rate

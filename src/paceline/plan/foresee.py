@@ -6,17 +6,17 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Literal, cast
 
-from paceline.cost.exchanges import Exchange, Kind
+from paceline.cost.exchanges import ExchangeCost, Kind
 from paceline.cost.model import ModelCost, host_model
-from paceline.cost.network import Wire, slowest_wire
 from paceline.cost.partition import choose_modes
-from paceline.cost.step import Member, StepCost, step_cost
+from paceline.cost.step import StepCost, TeamMember, step_cost
+from paceline.cost.transfer import Wire, slowest_wire
 from paceline.plan.candidates import MemoryFormat, Precision
 from paceline.plan.nodes import NodeChoice
 from paceline.plan.options import factor_of, member_of, node_memory, scaled
 from paceline.plan.rules import BUCKETS
 from paceline.schema import Config, ExchangeSettings, NodePlan, Plan, Rejected
-from paceline.schema.machines import Host, Machines
+from paceline.schema.machines import Machines, MeasuredHost
 
 RUNNABLE = ("allreduce", "partition", "ring", "reduce_broadcast")
 """What is chosen from where nobody asks for a certain exchange: exact, and no node idle."""
@@ -89,7 +89,7 @@ def _real_name(names: Mapping[str, str], name: str) -> str:
     return name if real == "localhost" and not name.startswith(real) else real
 
 
-def _numerics(hosts: Sequence[Host]) -> tuple[str, str]:
+def _numerics(hosts: Sequence[MeasuredHost]) -> tuple[str, str]:
     """One precision and memory format for all: those with most speed behind them."""
     speeds: dict[tuple[str, str], float] = {}
     for host in hosts:
@@ -155,7 +155,7 @@ def foresee(
 
 def _exchange(
     settings: ExchangeSettings, plan: Plan, model: ModelCost, wire: Wire, nodes: int
-) -> Exchange:
+) -> ExchangeCost:
     modes: tuple[str, ...] = ()
     if plan.partition == "feature" and nodes > 1:
         best = choose_modes(model, wire, nodes, plan.batch_size)
@@ -166,7 +166,7 @@ def _exchange(
             for layer, mode in zip(model.layers, best, strict=True)
         )
     kind = "allreduce" if modes else plan.exchange
-    return Exchange(
+    return ExchangeCost(
         kind=cast(Kind, kind),
         servers=len(plan.servers) or settings.servers,
         asynchronous=kind == "parameter_server" and settings.mode == "async",
@@ -175,7 +175,7 @@ def _exchange(
     )
 
 
-def _with_shares(cost: StepCost, team: Sequence[Member], shares: Sequence[float]) -> StepCost:
+def _with_shares(cost: StepCost, team: Sequence[TeamMember], shares: Sequence[float]) -> StepCost:
     """The same step with the plan's own shares."""
     total = sum(shares)
     if not cost.portions or total <= 0:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.cost.compute import Portion, UpdateCurve, host_curve
-from paceline.cost.exchanges import Exchange
+from paceline.cost.exchanges import ExchangeCost
 from paceline.cost.model import ModelCost, host_model
-from paceline.cost.network import slowest_wire
-from paceline.cost.step import Member, StepCost
+from paceline.cost.step import StepCost, TeamMember
+from paceline.cost.transfer import slowest_wire
 from paceline.errors import ConfigError, StrategyError
 from paceline.plan.options import (
     Option,
@@ -24,7 +24,7 @@ from paceline.plan.options import (
 )
 from paceline.plan.rules import BUCKETS, Factors, Rules
 from paceline.schema import NodePlan, Rejected
-from paceline.schema.machines import Host, Level, Machines, WorkloadFacts
+from paceline.schema.machines import Level, Machines, MeasuredHost, WorkloadFacts
 from paceline.text import rate
 
 SAME = 0.02
@@ -43,7 +43,7 @@ class NodeChoice:
     samples: tuple[int, ...]
     """Samples of every global batch, per node."""
     batch_size: int
-    exchange: Exchange
+    exchange: ExchangeCost
     partition: dict[str, str]
     """Per layer with weights: `batch` or `feature`."""
     bucket_bytes: float
@@ -93,7 +93,7 @@ class _Chooser:
             return list(range(1, most + 1))
         return [*range(1, 9), *(2**k for k in range(4, most.bit_length()) if 2**k < most), most]
 
-    def members(self, team: Sequence[Host], level: Level) -> tuple[Member, ...]:
+    def members(self, team: Sequence[MeasuredHost], level: Level) -> tuple[TeamMember, ...]:
         return tuple(member_of(host, level) for host in team)
 
     def alone(self, level: Level) -> float:
@@ -116,7 +116,7 @@ class _Chooser:
         def setting(computing: Level, network: Level) -> Setting:
             return Setting(members[computing], wires[network])
 
-        def memory(cost: StepCost, exchange: Exchange) -> float:
+        def memory(cost: StepCost, exchange: ExchangeCost) -> float:
             return node_memory(
                 self.model,
                 self.facts,

@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.cost.compute import deviation, host_curve
-from paceline.cost.exchanges import Exchange, server_count
+from paceline.cost.exchanges import ExchangeCost, server_count
 from paceline.cost.memory import Footprint, spread_mb
 from paceline.cost.model import ModelCost
-from paceline.cost.network import Wire
 from paceline.cost.overlap import BUCKET
 from paceline.cost.partition import choose_modes, held_part
 from paceline.cost.pipeline import cut
-from paceline.cost.step import Member, StepCost, step_cost
+from paceline.cost.step import StepCost, TeamMember, step_cost
+from paceline.cost.transfer import Wire
 from paceline.schema import NodePlan
 from paceline.schema.calibration import calibration_name
-from paceline.schema.machines import Host, Level, WorkloadFacts
+from paceline.schema.machines import Level, MeasuredHost, WorkloadFacts
 
 WORKERS_PER_SERVER = 4
 """How many workers a parameter server serves in the options that are considered."""
@@ -40,7 +40,7 @@ CORNERS: tuple[tuple[Level, Level], ...] = (
 class Setting:
     """A team at one level of what was measured."""
 
-    team: tuple[Member, ...]
+    team: tuple[TeamMember, ...]
     wire: Wire
 
 
@@ -48,7 +48,7 @@ class Setting:
 class Option:
     """One way for a team to train, and what it costs."""
 
-    exchange: Exchange
+    exchange: ExchangeCost
     cost: StepCost
     low: float
     high: float
@@ -73,9 +73,9 @@ class Option:
         return self.cost.images_per_second
 
 
-def member_of(host: Host, level: Level = "median") -> Member:
+def member_of(host: MeasuredHost, level: Level = "median") -> TeamMember:
     """A measured host as a member of a team."""
-    return Member(
+    return TeamMember(
         curve=host_curve(host, level),
         deviation=deviation(host),
         feed=host.feed.median if host.feed else None,
@@ -83,42 +83,42 @@ def member_of(host: Host, level: Level = "median") -> Member:
     )
 
 
-def copying_rate(host: Host) -> float:
+def copying_rate(host: MeasuredHost) -> float:
     """Bytes per second that a core of it reads and writes; without limit where nobody knows."""
     return host.memory_bandwidth.median if host.memory_bandwidth else math.inf
 
 
-def exchanges(model: ModelCost, wire: Wire, nodes: int, batch: int) -> list[Exchange]:
+def exchanges(model: ModelCost, wire: Wire, nodes: int, batch: int) -> list[ExchangeCost]:
     """What is worth considering for a team, simple ones first."""
     if nodes <= 1:
-        return [Exchange()]
+        return [ExchangeCost()]
     servers = math.ceil(nodes / (WORKERS_PER_SERVER + 1))
-    found = [Exchange()]
+    found = [ExchangeCost()]
     # At one rate, so that a faster link never loses a good partition; the caller compares
     # whole steps.
     modes = choose_modes(model, replace(wire, both=WEIGHING_RATE), nodes, batch)
     if any(mode != "batch" for mode in modes):
-        found.append(Exchange(partition=modes))
+        found.append(ExchangeCost(partition=modes))
     found += [
-        Exchange(kind="ring"),
-        Exchange(kind="reduce_broadcast"),
-        Exchange(kind="parameter_server", servers=servers),
-        Exchange(kind="parameter_server", servers=servers, asynchronous=True),
-        Exchange(kind="averaging", every=AVERAGE_EVERY),
+        ExchangeCost(kind="ring"),
+        ExchangeCost(kind="reduce_broadcast"),
+        ExchangeCost(kind="parameter_server", servers=servers),
+        ExchangeCost(kind="parameter_server", servers=servers, asynchronous=True),
+        ExchangeCost(kind="averaging", every=AVERAGE_EVERY),
     ]
     if nodes <= min(MAX_PIPELINE, len(model.layers)):
-        found.append(Exchange(kind="pipeline"))
+        found.append(ExchangeCost(kind="pipeline"))
     return found
 
 
 def evaluate(
     model: ModelCost,
-    exchange: Exchange,
+    exchange: ExchangeCost,
     batch: int,
     setting: Callable[[Level, Level], Setting],
     *,
     alone: Callable[[Level], float],
-    memory: Callable[[StepCost, Exchange], float] = lambda cost, exchange: 0.0,
+    memory: Callable[[StepCost, ExchangeCost], float] = lambda cost, exchange: 0.0,
     bucket_bytes: float = BUCKET,
     factor: float = 1.0,
 ) -> Option:
@@ -171,7 +171,7 @@ def scaled(cost: StepCost, factor: float) -> StepCost:
     return replace(cost, **{term: factor * getattr(cost, term) for term in terms})
 
 
-def factor_of(calibration: Mapping[str, float], exchange: Exchange, nodes: int) -> float:
+def factor_of(calibration: Mapping[str, float], exchange: ExchangeCost, nodes: int) -> float:
     """What past runs of this exchange took against what was predicted.
 
     Where there are none, what runs of one machine took: all exchanges compute alike, and a
@@ -186,7 +186,7 @@ def factor_of(calibration: Mapping[str, float], exchange: Exchange, nodes: int) 
     return calibration.get(name, calibration.get("alone", 1.0))
 
 
-def workers(team: Sequence[Member], exchange: Exchange) -> tuple[Member, ...]:
+def workers(team: Sequence[TeamMember], exchange: ExchangeCost) -> tuple[TeamMember, ...]:
     """Those of a team that compute: without the slowest ones, where they serve instead."""
     if exchange.kind != "parameter_server" or not exchange.dedicated:
         return tuple(team)
@@ -217,7 +217,7 @@ def node_memory(
     precision: str,
     nodes: int,
     cost: StepCost,
-    exchange: Exchange,
+    exchange: ExchangeCost,
 ) -> float:
     """MB that the node with the largest share needs; see `spread_mb`."""
     if exchange.kind == "pipeline" and nodes > 1:

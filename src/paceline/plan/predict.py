@@ -8,10 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from paceline.cost.compute import deviation, host_curve
-from paceline.cost.exchanges import Exchange
+from paceline.cost.exchanges import ExchangeCost
 from paceline.cost.model import ModelCost, host_model
-from paceline.cost.network import wire
-from paceline.cost.step import Member, StepCost
+from paceline.cost.step import StepCost, TeamMember
+from paceline.cost.transfer import wire
 from paceline.errors import ConfigError
 from paceline.plan.advice import Case, Gain, advise
 from paceline.plan.answer import BreakEven, Prediction, Question, Row
@@ -26,7 +26,7 @@ from paceline.plan.options import (
     factor_of,
     node_memory,
 )
-from paceline.schema.machines import Host, Level, Link, WorkloadFacts
+from paceline.schema.machines import Level, Link, MeasuredHost, WorkloadFacts
 
 WORTH = 1.1
 """A speedup below this is not worth another machine."""
@@ -40,7 +40,7 @@ class _Guide:
 
     def __init__(
         self,
-        host: Host,
+        host: MeasuredHost,
         facts: WorkloadFacts,
         question: Question,
         calibration: Mapping[str, float],
@@ -67,11 +67,11 @@ class _Guide:
         return sum(speed * count for speed, count in speeds.items()) / max(speeds)
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019  (lives as long as one question)
-    def team(self, nodes: int, level: Level) -> tuple[Member, ...]:
+    def team(self, nodes: int, level: Level) -> tuple[TeamMember, ...]:
         curve = host_curve(self.host, level)
         feed = self.host.feed.median if self.host.feed else None
         return tuple(
-            Member(
+            TeamMember(
                 curve=curve.slower(1 / speed),
                 count=count,
                 deviation=self.spread,
@@ -98,7 +98,7 @@ class _Guide:
         def setting(computing: Level, network: Level) -> Setting:
             return Setting(self.team(nodes, computing), wires[network])
 
-        def memory(cost: StepCost, exchange: Exchange) -> float:
+        def memory(cost: StepCost, exchange: ExchangeCost) -> float:
             return node_memory(
                 self.model,
                 self.facts,
@@ -173,7 +173,7 @@ class _Guide:
 
 
 def predict(
-    host: Host,
+    host: MeasuredHost,
     facts: WorkloadFacts,
     question: Question,
     calibration: Mapping[str, float] | None = None,
@@ -207,7 +207,7 @@ def predict(
     )
 
 
-def _unknown(host: Host) -> str:
+def _unknown(host: MeasuredHost) -> str:
     return (
         f"not known: this machine was busy ({host.busy:.0%} of its cores used by other programs)"
         " while it was measured; measure again when it is quiet, with --again"

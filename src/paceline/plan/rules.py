@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.cost.exchanges import Exchange
+from paceline.cost.exchanges import ExchangeCost
 from paceline.cost.overlap import BUCKET
 from paceline.plan.options import Option
 
@@ -26,7 +26,7 @@ class Rules:
     every: int | None = None
     servers: int | None = None
 
-    def as_asked(self, exchange: Exchange, nodes: int) -> Exchange:
+    def as_asked(self, exchange: ExchangeCost, nodes: int) -> ExchangeCost:
         """With the steps between averages and the number of servers that were asked for."""
         if exchange.kind == "averaging" and self.every is not None:
             return dataclasses.replace(exchange, every=self.every)

@@ -31,7 +31,7 @@ LISTED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class TeamKnowledge:
     """What is known of the nodes and of what joins them."""
 
     speeds: tuple[float, ...]
@@ -60,7 +60,9 @@ class Way:
     """Linear layers are split over the nodes."""
     name: str = ""
 
-    def bytes_sent(self, seen: Seen, split_bytes: Mapping[tuple[int, ...], float]) -> float:
+    def bytes_sent(
+        self, seen: TeamKnowledge, split_bytes: Mapping[tuple[int, ...], float]
+    ) -> float:
         """What the node that sends most sends per update."""
         count = len(self.members)
         if self.split:
@@ -162,7 +164,7 @@ def teams(
 
 
 def seconds_of_way(
-    way: Way, seen: Seen, batch: int, split_bytes: Mapping[tuple[int, ...], float]
+    way: Way, seen: TeamKnowledge, batch: int, split_bytes: Mapping[tuple[int, ...], float]
 ) -> float:
     """What an update is expected to take."""
     computing = batch / sum(seen.speeds[member] for member in way.members)
@@ -173,7 +175,7 @@ def seconds_of_way(
 
 
 def setup_of_way(
-    way: Way, seen: Seen, batch: int, split_bytes: Mapping[tuple[int, ...], float]
+    way: Way, seen: TeamKnowledge, batch: int, split_bytes: Mapping[tuple[int, ...], float]
 ) -> float:
     """What taking over is expected to take: building it, its proof, and the state's way."""
     if way.name in seen.setups:
@@ -189,7 +191,7 @@ def setup_of_way(
 def options_over(
     config: Config,
     everyone: Plan,
-    seen: Seen,
+    seen: TeamKnowledge,
     *,
     images: bool,
     split: Mapping[tuple[int, ...], tuple[tuple[str, ...], float]],

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from paceline.report.figure import Axis, Cell, Figure, Section, Series, Table
 from paceline.report.load import RunData
-from paceline.schema.ledger import Exchange, RankLedger
+from paceline.schema.ledger import ExchangeTotals, RankLedger
 
 COLUMNS = (
     "MB sent", "MB received", "messages sent", "messages received", "communicating (ms)",
@@ -22,7 +22,7 @@ HOW = (
 )
 
 
-def per_update(counted: Exchange) -> tuple[float, ...]:
+def per_update(counted: ExchangeTotals) -> tuple[float, ...]:
     """The numbers of `COLUMNS`."""
     updates = max(counted.updates, 1)
     return (
@@ -41,14 +41,14 @@ def leaders(run: RunData) -> list[RankLedger]:
     return [rank for rank in run.ledger.ranks if rank.exchange.updates] if run.ledger else []
 
 
-def mean_exchange(run: RunData) -> Exchange | None:
+def mean_exchange(run: RunData) -> ExchangeTotals | None:
     """What a worker of the run exchanged, the mean over its nodes; None for what has no events."""
     found = [rank for rank in leaders(run) if rank.role == "worker"]
     if not found:
         return None
-    whole = sum((rank.exchange for rank in found), Exchange())
+    whole = sum((rank.exchange for rank in found), ExchangeTotals())
     count = len(found)
-    return Exchange(
+    return ExchangeTotals(
         updates=round(whole.updates / count),
         bytes_sent=round(whole.bytes_sent / count),
         bytes_received=round(whole.bytes_received / count),

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.errors import PacelineError, RunDirectoryError, shown
 from paceline.run import RunDirectory
 from paceline.schema import Plan, Race, read_json
-from paceline.schema.events import Session, newest_sessions
+from paceline.schema.events import RankSession, newest_sessions
 from paceline.schema.ledger import Ledger
 from paceline.schema.legs import Leg, read_legs
 from paceline.schema.plain import parse_json, read_json_file, read_text, read_toml
@@ -32,7 +32,7 @@ class RunData:
     """Where several hosts raced: each one's own, by host."""
     metrics: tuple[Mapping[str, Any], ...] = ()
     summary: Mapping[str, Any] = field(default_factory=dict)
-    sessions: tuple[Session, ...] = ()
+    sessions: tuple[RankSession, ...] = ()
     ledger: Ledger | None = None
     """Made of the events by the observing stage; None where there are none."""
     problems: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from paceline.report.figure import Axis, Figure, Section, Series, Table
 from paceline.report.load import RunData
-from paceline.schema.events import Sample, Session, Traffic
+from paceline.schema.events import InterfaceTraffic, RankSession, Sample
 from paceline.text import rank_name as name_of
 
 MOST_POINTS = 300
@@ -45,7 +45,7 @@ def rounded(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def rank_name(session: Session) -> str:
+def rank_name(session: RankSession) -> str:
     return name_of(session.rank, session.start.host, session.start.role)
 
 
@@ -86,18 +86,18 @@ def resources_section(run: RunData) -> Section:
     )
 
 
-def _origin(sessions: Sequence[Session]) -> float:
+def _origin(sessions: Sequence[RankSession]) -> float:
     return min(session.common(session.began) for session in sessions)
 
 
 def _read(
-    session: Session, origin: float, value: Callable[[Sample], float]
+    session: RankSession, origin: float, value: Callable[[Sample], float]
 ) -> list[tuple[float, float]]:
     return [(session.common(s.time) - origin, value(s)) for s in session.samples]
 
 
 def _lines(
-    sessions: Sequence[Session], origin: float, value: Callable[[Sample], float]
+    sessions: Sequence[RankSession], origin: float, value: Callable[[Sample], float]
 ) -> list[tuple[str, list[tuple[float, float]]]]:
     return [(rank_name(session), _read(session, origin, value)) for session in sessions]
 
@@ -125,16 +125,16 @@ def _over_time(
     )
 
 
-def by_host(sessions: Sequence[Session]) -> dict[str, Session]:
+def by_host(sessions: Sequence[RankSession]) -> dict[str, RankSession]:
     """The lowest rank of every host: what a host's ranks see of it is the same."""
-    found: dict[str, Session] = {}
+    found: dict[str, RankSession] = {}
     for session in sorted(sessions, key=lambda s: s.rank):
         if session.samples:
             found.setdefault(session.start.host, session)
     return found
 
 
-def _hosts_figure(sampled: Sequence[Session], origin: float) -> Figure:
+def _hosts_figure(sampled: Sequence[RankSession], origin: float) -> Figure:
     lines = []
     for host, session in list(by_host(sampled).items())[: MOST_SERIES // 2]:
         lines.append((f"{host} busy", _read(session, origin, lambda s: s.busy)))
@@ -151,7 +151,7 @@ def _hosts_figure(sampled: Sequence[Session], origin: float) -> Figure:
     )
 
 
-def _resource_table(sampled: Sequence[Session]) -> Table:
+def _resource_table(sampled: Sequence[RankSession]) -> Table:
     rows = []
     for session in sampled:
         samples, last = session.samples, session.samples[-1]
@@ -230,9 +230,9 @@ def network_section(run: RunData) -> Section:
     return Section(key="network", title=title, blocks=(*figures, table))
 
 
-def _total(sample: Sample) -> Traffic:
+def _total(sample: Sample) -> InterfaceTraffic:
     parts = [t for name, t in sample.network.items() if name != LOOPBACK]
-    return Traffic(
+    return InterfaceTraffic(
         bytes_sent=sum(t.bytes_sent for t in parts),
         bytes_received=sum(t.bytes_received for t in parts),
         packets_sent=sum(t.packets_sent for t in parts),
@@ -240,7 +240,7 @@ def _total(sample: Sample) -> Traffic:
     )
 
 
-def _rates(session: Session, origin: float) -> _Rates:
+def _rates(session: RankSession, origin: float) -> _Rates:
     rates = _Rates([], [], [], [])
     for before, after in zip(session.samples, session.samples[1:], strict=False):
         seconds = after.time - before.time
@@ -258,7 +258,7 @@ def _rates(session: Session, origin: float) -> _Rates:
     return rates
 
 
-def _network_table(hosts: Mapping[str, Session]) -> Table:
+def _network_table(hosts: Mapping[str, RankSession]) -> Table:
     rows = []
     for host, session in hosts.items():
         first, last = session.samples[0].network, session.samples[-1].network

@@ -14,7 +14,7 @@ Unit = Literal["hosts", "cores"]
 
 
 @dataclass(frozen=True)
-class Step:
+class ScalingStep:
     """The runs of one size in a scaling series."""
 
     size: int
@@ -35,7 +35,7 @@ class Scaling:
     name: str
     kind: Kind
     unit: Unit
-    steps: tuple[Step, ...]
+    steps: tuple[ScalingStep, ...]
 
 
 def scalings(runs: Sequence[RunData], kind: Kind) -> list[Scaling]:
@@ -95,7 +95,7 @@ def _variant(run: RunData, unit: Unit) -> str:
     return strategy if layout == "contiguous" else f"{strategy} {layout}"
 
 
-def _steps(runs: Sequence[RunData], kind: Kind, unit: Unit) -> tuple[Step, ...]:
+def _steps(runs: Sequence[RunData], kind: Kind, unit: Unit) -> tuple[ScalingStep, ...]:
     sizes: dict[int, list[RunData]] = {}
     for run in runs:
         sizes.setdefault(size_of(run, unit), []).append(run)
@@ -106,7 +106,7 @@ def _steps(runs: Sequence[RunData], kind: Kind, unit: Unit) -> tuple[Step, ...]:
         speeds = [run.speed or 0.0 for run in sizes[size]]
         speed = statistics.median(speeds)
         steps.append(
-            Step(
+            ScalingStep(
                 size=size,
                 batch=sizes[size][0].batch or 0,
                 speed=speed,

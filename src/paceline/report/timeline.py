@@ -8,7 +8,7 @@ from dataclasses import replace
 from paceline.report.figure import Axis, Figure, Section, Series, Table
 from paceline.report.load import RunData
 from paceline.report.observed import MOST_SERIES, rank_name, rounded
-from paceline.schema.events import Session, Span
+from paceline.schema.events import RankSession, Span
 
 SPAN_LOOKS = {
     "compute": 0, "forward": 0, "backward": 5, "exchange": 1, "wait": 3, "read": 2,
@@ -57,7 +57,7 @@ def timeline_section(run: RunData) -> Section:
     return Section(key="timeline", title=title, blocks=(figure, _timeline_table(chosen, origin)))
 
 
-def _between(session: Session, origin: float, end: float) -> list[Span]:
+def _between(session: RankSession, origin: float, end: float) -> list[Span]:
     """What a rank did in a part of the common time: a server works for all updates alike."""
     found = []
     for span in session.spans:
@@ -69,11 +69,11 @@ def _between(session: Session, origin: float, end: float) -> list[Span]:
     return found
 
 
-def _uncertainty(session: Session) -> float:
+def _uncertainty(session: RankSession) -> float:
     return max([session.start.uncertainty, *(clock.uncertainty for clock in session.clocks)])
 
 
-def typical_update(sessions: Sequence[Session]) -> int | None:
+def typical_update(sessions: Sequence[RankSession]) -> int | None:
     """The update of median length among those that every rank recorded whole."""
     lengths: dict[int, list[float]] = {}
     for session in sessions:
@@ -97,7 +97,7 @@ def _inner(spans: Sequence[Span]) -> list[Span]:
 
 
 def _timeline_series(
-    chosen: Sequence[tuple[Session, list[Span]]], origin: float
+    chosen: Sequence[tuple[RankSession, list[Span]]], origin: float
 ) -> tuple[tuple[Series, ...], tuple[str, ...]]:
     blocks: dict[str, list[tuple[str, float, float, str]]] = {}
     lanes: list[str] = []
@@ -139,7 +139,7 @@ def _span_label(span: Span) -> str:
     return ", ".join(parts)
 
 
-def _timeline_table(chosen: Sequence[tuple[Session, list[Span]]], origin: float) -> Table:
+def _timeline_table(chosen: Sequence[tuple[RankSession, list[Span]]], origin: float) -> Table:
     rows = tuple(
         (
             session.rank,

@@ -10,7 +10,7 @@ from paceline.schema.config import (
     Optimizer,
     Train,
     Until,
-    Workload,
+    WorkloadSettings,
 )
 from paceline.schema.plan import NodePlan, Plan, Rejected
 from paceline.schema.race import Candidate, Race
@@ -31,7 +31,7 @@ __all__ = [
     "Rejected",
     "Train",
     "Until",
-    "Workload",
+    "WorkloadSettings",
     "decode",
     "encode",
     "read_json",

@@ -202,7 +202,7 @@ def planned_updates(train: Train, steps_per_epoch: int) -> int:
     return min(planned, train.steps or planned)
 
 
-class Batches(Protocol):
+class SamplerState(Protocol):
     """What a sampler says of itself."""
 
     samples: int
@@ -210,7 +210,7 @@ class Batches(Protocol):
 
 
 def check_continued(
-    path: Path, state: TrainState, config: Config, sampler: Batches | None = None
+    path: Path, state: TrainState, config: Config, sampler: SamplerState | None = None
 ) -> None:
     """Refuse to go on from a checkpoint that is not of the training that `config` describes.
 

@@ -25,7 +25,7 @@ A_WEEK = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class WorkloadSettings:
     """What to train."""
 
     model: str = "mnist_cnn"
@@ -372,7 +372,7 @@ class Config:
     """Name of the run; part of its directory's name."""
     seed: int = rule(default=0, minimum=0, maximum=2**63 - 1)
     """Every random choice follows from it: weights, shuffling, augmentation, dropout."""
-    workload: Workload = field(default_factory=Workload)
+    workload: WorkloadSettings = field(default_factory=WorkloadSettings)
     data: Data = field(default_factory=Data)
     optimizer: Optimizer = field(default_factory=Optimizer)
     train: Train = field(default_factory=Train)

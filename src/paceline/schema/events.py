@@ -100,7 +100,7 @@ class Span:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traffic:
+class InterfaceTraffic:
     """One network interface since the machine started; the reader takes differences."""
 
     bytes_sent: int
@@ -125,7 +125,7 @@ class Sample:
     resident: int
     """Bytes of memory that this process has in use."""
     threads: int
-    network: Mapping[str, Traffic] = field(default_factory=dict)
+    network: Mapping[str, InterfaceTraffic] = field(default_factory=dict)
     """By interface, as this rank's network namespace sees them."""
     disk_read: int = 0
     """Bytes this process had read from disks since it began (page cache left out)."""
@@ -256,7 +256,7 @@ def _makes_sense(event: Event) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Session:
+class RankSession:
     """What one rank did from one start to its end."""
 
     start: Start
@@ -331,7 +331,7 @@ def read_lines(path: Path) -> Iterator[Event]:
                 yield event
 
 
-def sessions(events: Iterable[Event]) -> list[Session]:
+def sessions(events: Iterable[Event]) -> list[RankSession]:
     """Events of one rank, divided where it started anew."""
     found: list[tuple[Start, list[Event]]] = []
     for event in events:
@@ -340,7 +340,7 @@ def sessions(events: Iterable[Event]) -> list[Session]:
         elif found:  # nothing can be said of events before the first start
             found[-1][1].append(event)
     return [
-        Session(
+        RankSession(
             start=start,
             spans=tuple(e for e in group if isinstance(e, Span)),
             samples=tuple(e for e in group if isinstance(e, Sample)),
@@ -353,12 +353,12 @@ def sessions(events: Iterable[Event]) -> list[Session]:
     ]
 
 
-def read_sessions(path: Path) -> list[Session]:
+def read_sessions(path: Path) -> list[RankSession]:
     """The sessions of one events.jsonl, oldest first."""
     return sessions(read_lines(path))
 
 
-def read_run(run: Path) -> dict[int, list[Session]]:
+def read_run(run: Path) -> dict[int, list[RankSession]]:
     """The sessions of every rank of a run directory, by rank; ranks without a start left out.
 
     >>> {rank: sessions[-1].seconds for rank, sessions in read_run(run).items()}  # doctest: +SKIP
@@ -371,6 +371,6 @@ def read_run(run: Path) -> dict[int, list[Session]]:
     return {rank: found[rank] for rank in sorted(found) if found[rank]}
 
 
-def newest_sessions(run: Path) -> list[Session]:
+def newest_sessions(run: Path) -> list[RankSession]:
     """Each rank's last session: what a run is looked at by, unless its whole past is wanted."""
     return [past[-1] for past in read_run(run).values()]

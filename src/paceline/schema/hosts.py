@@ -116,17 +116,17 @@ class Hosts:
         return (*self.workers, *(host for host in self.host if host.role == "server"))
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[NodePlace, ...]:
         """One place per node of the plan."""
-        found: list[Place] = []
+        found: list[NodePlace] = []
         for host in self.in_order:
             for slot in range(host.slots):
-                found.append(Place(node=len(found), host=host, slot=slot))
+                found.append(NodePlace(node=len(found), host=host, slot=slot))
         return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class NodePlace:
     """Where one node of the plan runs."""
 
     node: int

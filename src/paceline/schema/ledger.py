@@ -42,7 +42,7 @@ TITLES: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchange:
+class ExchangeTotals:
     """What a rank exchanged with other nodes in its updates, counted alike by every exchange."""
 
     updates: int = 0
@@ -60,8 +60,8 @@ class Exchange:
     outside: int = 0
     """Bytes sent and received for no update: start-up, evaluation, checkpoints, sums of epochs."""
 
-    def __add__(self, other: Exchange) -> Exchange:
-        return Exchange(
+    def __add__(self, other: ExchangeTotals) -> ExchangeTotals:
+        return ExchangeTotals(
             **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
         )
 
@@ -82,7 +82,7 @@ class RankLedger:
     """Seconds of exchange that cost nothing, since something else was going on."""
     per_update: Mapping[str, float] = field(default_factory=dict)
     """By category: the median over the updates of the newest session."""
-    exchange: Exchange = field(default_factory=lambda: Exchange())
+    exchange: ExchangeTotals = field(default_factory=lambda: ExchangeTotals())
     """What the rank's exchange with other nodes counted."""
     role: Literal["worker", "server"] = "worker"
 

@@ -23,7 +23,7 @@ ANY_HOST = "*"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
+class Measured:
     """A measured number."""
 
     median: float = rule(minimum=0.0)
@@ -52,13 +52,13 @@ class Figure:
         return {"median": self.median, "low": self.low, "high": self.high}[level]
 
 
-def exactly(value: float, how: str = "") -> Figure:
+def exactly(value: float, how: str = "") -> Measured:
     """A figure without spread.
 
     >>> exactly(0.2).spread
     0.0
     """
-    return Figure(median=value, low=value, high=value, samples=1, how=how)
+    return Measured(median=value, low=value, high=value, samples=1, how=how)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class UpdateTime:
     """How long one update takes at one batch size."""
 
     batch_size: int = rule(minimum=1)
-    seconds: Figure
+    seconds: Measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +76,8 @@ class Layer:
     name: str
     kind: str = ""
     """The module's class, such as Linear or Conv2d."""
-    forward: Figure = field(default_factory=lambda: exactly(0.0))
-    backward: Figure = field(default_factory=lambda: exactly(0.0))
+    forward: Measured = field(default_factory=lambda: exactly(0.0))
+    backward: Measured = field(default_factory=lambda: exactly(0.0))
     """Seconds for the whole of `layer_batch`."""
     parameter_bytes: int = rule(default=0, minimum=0)
     input_bytes: int = rule(default=0, minimum=0)
@@ -86,7 +86,7 @@ class Layer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class MeasuredHost:
     """One node: what it is, and how fast it trains the workload."""
 
     name: str
@@ -103,7 +103,7 @@ class Host:
     memory_mb: float = rule(default=0.0, minimum=0.0)
     free_mb: float = rule(default=0.0, minimum=0.0)
     """0 where it is not known."""
-    memory_bandwidth: Figure | None = None
+    memory_bandwidth: Measured | None = None
     """Bytes per second that the cores copy."""
     node: NodePlan = field(default_factory=NodePlan)
     """The local strategy that won the race here."""
@@ -114,7 +114,7 @@ class Host:
     layers: tuple[Layer, ...] = ()
     """In the order in which forward runs them."""
     layer_batch: int = rule(default=1, minimum=1)
-    feed: Figure | None = None
+    feed: Measured | None = None
     """Samples per second that reading and decoding give."""
     warnings: tuple[str, ...] = ()
 
@@ -130,13 +130,13 @@ class Link:
 
     first: str = ANY_HOST
     second: str = ANY_HOST
-    latency: Figure
+    latency: Measured
     """Seconds that a small message takes one way."""
-    forward: Figure
+    forward: Measured
     """Bytes per second from first to second."""
-    backward: Figure | None = None
+    backward: Measured | None = None
     """Bytes per second from second to first; None: as forward."""
-    both: Figure | None = None
+    both: Measured | None = None
     """Bytes per second each way while both are used; None: as one way alone."""
 
 
@@ -145,7 +145,7 @@ class CurvePoint:
     """One size of an all-reduce."""
 
     bytes: int = rule(minimum=0)
-    seconds: Figure
+    seconds: Measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,11 +155,11 @@ class AllReduceCurve:
     backend: str
     hosts: tuple[str, ...]
     points: tuple[CurvePoint, ...]
-    cpu_per_byte: Figure | None = None
+    cpu_per_byte: Measured | None = None
     """Core seconds that a host spends per byte it sends."""
-    slowdown: Figure | None = None
+    slowdown: Measured | None = None
     """How many times as long a sum takes while every host computes."""
-    computing_left: Figure | None = None
+    computing_left: Measured | None = None
     """Part of its speed at which the host that suffers most computes while sums are under way."""
 
 
@@ -194,12 +194,12 @@ class Machines:
     format: int = FORMAT
     made: str = ""
     workload: WorkloadFacts = field(default_factory=WorkloadFacts)
-    hosts: tuple[Host, ...] = ()
+    hosts: tuple[MeasuredHost, ...] = ()
     links: tuple[Link, ...] = ()
     curves: tuple[AllReduceCurve, ...] = ()
     warnings: tuple[str, ...] = ()
 
-    def host(self, name: str) -> Host:
+    def host(self, name: str) -> MeasuredHost:
         """The host of this name."""
         for host in self.hosts:
             if host.name == name:

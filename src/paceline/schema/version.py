@@ -59,7 +59,7 @@ class Compared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class Architecture:
     """What a model of Paceline's own is built from, to put weights of a .safetensors into."""
 
     name: str
@@ -81,7 +81,7 @@ class Version:
     output_dtype: str = "float32"
     tells_classes: bool = False
     """Outputs are scores of classes, of which softmax makes probabilities."""
-    network: Network | None = None
+    network: Architecture | None = None
     """None where the model is code of its own."""
     origin: Origin
     compared: Compared

@@ -30,7 +30,7 @@ class TooLateError(Exception):
 
 
 @dataclass(eq=False)
-class Piece:
+class RequestPart:
     """Samples of one request that are computed together."""
 
     inputs: np.ndarray
@@ -47,7 +47,7 @@ class Batcher:
         self.queue_limit, self.wait = queue, wait
         self.batches: dict[int, int] = {}
         """How many batches of each size were computed."""
-        self._pieces: deque[Piece] = deque()
+        self._pieces: deque[RequestPart] = deque()
         self._queued = self._running = 0
         self._loop = asyncio.get_running_loop()
         self._called = False
@@ -67,7 +67,7 @@ class Batcher:
             raise QueueFullError(self._queued / max(rate, 1.0))
         size, now = self.servable.setup.batch, self._loop.time()
         pieces = [
-            Piece(inputs[start : start + size], self._loop.create_future(), deadline, now)
+            RequestPart(inputs[start : start + size], self._loop.create_future(), deadline, now)
             for start in range(0, len(inputs), size)
         ]
         self._pieces.extend(pieces)
@@ -105,7 +105,7 @@ class Batcher:
         self._timer = None
         self._start()
 
-    def _take(self, most: int) -> list[Piece]:
+    def _take(self, most: int) -> list[RequestPart]:
         """Pieces for one batch; those that nobody waits for any more are passed over."""
         now, batch, count = self._loop.time(), [], 0
         while self._pieces and count + len(self._pieces[0].inputs) <= most:
@@ -120,7 +120,7 @@ class Batcher:
             count += len(piece.inputs)
         return batch
 
-    def _compute(self, batch: list[Piece]) -> None:
+    def _compute(self, batch: list[RequestPart]) -> None:
         inputs = (
             batch[0].inputs if len(batch) == 1 else np.concatenate([one.inputs for one in batch])
         )
@@ -128,7 +128,7 @@ class Batcher:
         future = self._loop.run_in_executor(self.servable.pool, self.servable.run, inputs)
         future.add_done_callback(lambda done: self._finish(batch, done))
 
-    def _finish(self, batch: list[Piece], done: asyncio.Future[np.ndarray]) -> None:
+    def _finish(self, batch: list[RequestPart], done: asyncio.Future[np.ndarray]) -> None:
         self._running -= 1
         error = done.exception()
         start = 0

@@ -28,7 +28,7 @@ from paceline.serve.batcher import QueueFullError, TooLateError
 from paceline.serve.door import Access
 from paceline.serve.loader import one_thread
 from paceline.serve.manager import Entry, Manager, NotServedError
-from paceline.serve.messages import Asked
+from paceline.serve.messages import Request
 from paceline.serve.refusals import RefusalError
 from paceline.serve.statistics import Statistics
 
@@ -223,21 +223,21 @@ class Core:
 
     def _parse(
         self, asked: re.Match[str], headers: dict[str, str], body: bytes, entry: Entry
-    ) -> tuple[Asked, str]:
+    ) -> tuple[Request, str]:
         about = entry.about
         assert about is not None
         content = headers.get("content-type", "").partition(";")[0].strip().lower()
         if asked["name2"]:
             return messages.v2_request(body, headers, about), "v2"
         if content.startswith("image/") or content == "application/octet-stream":
-            return Asked(pictures=(body,)), "picture"
+            return Request(pictures=(body,)), "picture"
         if asked["verb"] == "classify":
             if not about.tells_classes:
                 raise RefusalError(400, f"the outputs of {entry.name} are no scores of classes")
             return messages.classify_request(body, about), "classify"
         return messages.tensorflow_request(body, about), "predict"
 
-    async def _inputs(self, request: Asked, entry: Entry) -> np.ndarray:
+    async def _inputs(self, request: Request, entry: Entry) -> np.ndarray:
         count = len(request.pictures) if request.numbers is None else len(request.numbers)
         if not 0 < count <= self.limits.samples:
             raise RefusalError(
@@ -277,7 +277,7 @@ class Core:
             ) from None
 
     def _answer(
-        self, kind: str, outputs: np.ndarray, request: Asked, entry: Entry
+        self, kind: str, outputs: np.ndarray, request: Request, entry: Entry
     ) -> tuple[bytes, dict[str, str]]:
         assert entry.about is not None
         if kind == "v2":

@@ -55,7 +55,7 @@ class Access:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Door:
+class Listener:
     """Where the server listens, and to whom."""
 
     host: str = "127.0.0.1"

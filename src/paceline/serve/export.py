@@ -40,9 +40,9 @@ from paceline.schema.version import (
     FILES,
     INPUT,
     OUTPUT,
+    Architecture,
     Compared,
     Kind,
-    Network,
     Origin,
     Version,
 )
@@ -50,7 +50,7 @@ from paceline.serve.inputs import Preparer, read_inputs
 from paceline.serve.networks import build_network
 from paceline.serve.trained import Trained
 from paceline.serve.versions import write_next
-from paceline.train.parts import data_request
+from paceline.training.parts import data_request
 
 SAMPLES = 32
 """Real samples that are compared: a fault of the export shows in any of them."""
@@ -220,13 +220,13 @@ _WRITERS: dict[str, Callable[[Trained, Path], Run]] = {
 }
 
 
-def network_of(trained: Trained) -> Network | None:
+def network_of(trained: Trained) -> Architecture | None:
     """What the model is built from, where it is one of Paceline's own."""
     work = trained.config.workload
     if work.model not in models.names():
         return None
     classes = work.classes or len(trained.signature.classes)
-    return Network(name=work.model, options=dict(work.model_options), classes=classes)
+    return Architecture(name=work.model, options=dict(work.model_options), classes=classes)
 
 
 def _described(trained: Trained, kind: Kind, expected: np.ndarray, outcome: Compared) -> Version:

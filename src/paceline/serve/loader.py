@@ -222,7 +222,7 @@ def onnx_providers(runtime: Any, device: str) -> list[str]:
 
 def _safetensors(about: Version, file: Path, device: str) -> Maker:
     from paceline.serve.networks import build_network
-    from paceline.train.device import choose_device
+    from paceline.training.device import choose_device
 
     if about.network is None:
         raise UnsupportedError(

@@ -23,7 +23,7 @@ from paceline.local.memory import give_back_memory
 from paceline.schema.version import Serving, Version
 from paceline.serve.batcher import Batcher
 from paceline.serve.loader import Servable, explained, load, load_run
-from paceline.serve.source import Found, Place
+from paceline.serve.source import Found, VersionPlace
 from paceline.serve.versions import served_numbers
 
 State = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
@@ -44,7 +44,7 @@ class Entry:
 
     name: str
     number: int
-    place: Place
+    place: VersionPlace
     state: State = "START"
     error: str = ""
     about: Version | None = None

@@ -27,7 +27,7 @@ HEADER = "inference-header-content-length"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Request:
     """What a request has: numbers, or pictures that are still to be decoded."""
 
     numbers: np.ndarray | None = None
@@ -47,7 +47,7 @@ def read_json(body: bytes) -> Any:
         raise RefusalError(400, f"the body is not valid JSON: {error}") from None
 
 
-def tensorflow_request(body: bytes, about: Version) -> Asked:
+def tensorflow_request(body: bytes, about: Version) -> Request:
     """`{"instances": [...]}` or `{"inputs": ...}`."""
     data = read_json(body)
     if not isinstance(data, dict) or ("instances" in data) == ("inputs" in data):
@@ -69,7 +69,7 @@ def tensorflow_request(body: bytes, about: Version) -> Asked:
     return _rows(rows, about)
 
 
-def classify_request(body: bytes, about: Version) -> Asked:
+def classify_request(body: bytes, about: Version) -> Request:
     """`{"examples": [{"input": [...]}, ...]}`."""
     data = read_json(body)
     examples = data.get("examples") if isinstance(data, dict) else None
@@ -84,12 +84,12 @@ def _only(row: Any) -> Any:
     return row[INPUT]
 
 
-def _rows(rows: Any, about: Version, *, named: bool = False) -> Asked:
+def _rows(rows: Any, about: Version, *, named: bool = False) -> Request:
     if not isinstance(rows, list) or not rows:
         raise RefusalError(400, "there must be a list of at least one sample")
     if isinstance(rows[0], dict):
-        return Asked(pictures=tuple(_decoded(row) for row in rows), named=named)
-    return Asked(numbers=shaped(_array(rows, about), about), named=named)
+        return Request(pictures=tuple(_decoded(row) for row in rows), named=named)
+    return Request(numbers=shaped(_array(rows, about), about), named=named)
 
 
 def _array(values: Any, about: Version) -> np.ndarray:
@@ -130,7 +130,7 @@ def shaped(numbers: np.ndarray, about: Version) -> np.ndarray:
         raise RefusalError(400, str(error)) from None
 
 
-def v2_request(body: bytes, headers: Mapping[str, str], about: Version) -> Asked:
+def v2_request(body: bytes, headers: Mapping[str, str], about: Version) -> Request:
     """A request of the Open Inference Protocol, with its tensor in the JSON or behind it."""
     length = headers.get(HEADER)
     text, rest = body, b""
@@ -159,7 +159,7 @@ def v2_request(body: bytes, headers: Mapping[str, str], about: Version) -> Asked
         raise RefusalError(400, f"shape = {shown(shape)} must be a list of whole numbers")
     size = _parameters(tensor).get("binary_data_size")
     if tensor.get("datatype") == "BYTES":
-        return Asked(pictures=_byte_strings(tensor, size, rest, math.prod(shape)), **common)
+        return Request(pictures=_byte_strings(tensor, size, rest, math.prod(shape)), **common)
     expected = DATATYPES.get(about.signature.dtype)
     if tensor.get("datatype") != expected:
         raise RefusalError(
@@ -168,7 +168,7 @@ def v2_request(body: bytes, headers: Mapping[str, str], about: Version) -> Asked
     numbers = _tensor(tensor, size, rest, about)
     if numbers.size != math.prod(shape):
         raise RefusalError(400, f"{numbers.size} numbers do not fill the shape {shape}")
-    return Asked(numbers=shaped(numbers.reshape(shape), about), **common)
+    return Request(numbers=shaped(numbers.reshape(shape), about), **common)
 
 
 def _parameters(table: dict[str, Any]) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def picture_answer(outputs: np.ndarray, about: Version, name: str, number: int) 
 
 
 def v2_answer(
-    outputs: np.ndarray, asked: Asked, name: str, number: int
+    outputs: np.ndarray, asked: Request, name: str, number: int
 ) -> tuple[bytes, dict[str, str]]:
     """The body of an inference response, and the headers that it needs."""
     outputs = np.ascontiguousarray(outputs)

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from paceline import models
 from paceline.errors import ModelError, shortened
 from paceline.schema.signature import Signature
-from paceline.schema.version import Network
+from paceline.schema.version import Architecture
 
 
 def build_network(
-    network: Network, signature: Signature, file: Path, device: str = "cpu"
+    network: Architecture, signature: Signature, file: Path, device: str = "cpu"
 ) -> Callable[[np.ndarray], np.ndarray]:
     """What computes a batch: the named model with the weights of `file`, in evaluation mode."""
     if network.name not in models.names():

@@ -14,10 +14,10 @@ import uvicorn
 
 from paceline.local.memory import return_large_blocks
 from paceline.serve.core import Core, Limits
-from paceline.serve.door import Door, loop_factory
+from paceline.serve.door import Listener, loop_factory
 from paceline.serve.manager import Manager, Options
 from paceline.serve.routes import routes
-from paceline.serve.source import Source
+from paceline.serve.source import ModelSource
 
 
 @dataclass(kw_only=True)
@@ -25,7 +25,7 @@ class Server:
     """Everything that `paceline serve` runs."""
 
     paths: Sequence[Path]
-    door: Door
+    door: Listener
     options: Options
     limits: Limits
     poll: float = 1.0
@@ -37,12 +37,12 @@ class Server:
         """Serve until SIGTERM or Ctrl-C; requests under way are answered."""
         self.door.check()
         return_large_blocks()
-        source = Source(self.paths)
+        source = ModelSource(self.paths)
         listening = self.door.listen()
         with listening, asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(self._serve(source, listening))
 
-    async def _serve(self, source: Source, listening: socket.socket) -> None:
+    async def _serve(self, source: ModelSource, listening: socket.socket) -> None:
         manager = Manager(self.options, self.say)
         core = self.core = Core(manager, self.limits, self.door.access, routes)
         server = uvicorn.Server(self.door.settings(core))
@@ -66,7 +66,7 @@ class Server:
             core.close()
             self.say("all requests are answered; good-bye")
 
-    async def _watch(self, source: Source, manager: Manager) -> None:
+    async def _watch(self, source: ModelSource, manager: Manager) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:

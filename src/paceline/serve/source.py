@@ -15,7 +15,7 @@ from paceline.serve.versions import NAME, read_serving, version_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class VersionPlace:
     """Where a version lies."""
 
     path: Path
@@ -29,7 +29,7 @@ class Found:
     """A model, its versions, and which of them are to be served."""
 
     name: str
-    versions: dict[int, Place]
+    versions: dict[int, VersionPlace]
     serving: Serving = field(default_factory=Serving)
     problem: str = ""
     """Why serving.json could not be read: the rule before it stays."""
@@ -40,7 +40,7 @@ def is_run(path: Path) -> bool:
     return (path / "config.toml").is_file()
 
 
-class Source:
+class ModelSource:
     """Folders of models, and runs."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -68,7 +68,7 @@ def _model(path: Path) -> Found:
     for number in version_numbers(path):
         with contextlib.suppress(OSError):  # removed meanwhile
             folder = path / str(number)
-            versions[number] = Place(path=folder, stamp=_stamp(folder))
+            versions[number] = VersionPlace(path=folder, stamp=_stamp(folder))
     try:
         return Found(name=path.name, versions=versions, serving=read_serving(path))
     except PacelineError as error:
@@ -84,11 +84,11 @@ def _stamp(folder: Path) -> str:
 def _run(path: Path) -> Found:
     """A run's best weights, or its latest; the number of updates is the version."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name).strip(".-_")[:100] or "run"
-    versions: dict[int, Place] = {}
+    versions: dict[int, VersionPlace] = {}
     for link in ("best", "latest"):
         with contextlib.suppress(OSError, ValueError):
             target = (path / "checkpoints" / link).readlink().name
             number = max(1, int(target.removeprefix("step-")))
-            versions[number] = Place(path=path, stamp=target, is_run=True)
+            versions[number] = VersionPlace(path=path, stamp=target, is_run=True)
             break
     return Found(name=name, versions=versions)

@@ -36,8 +36,8 @@ from paceline.schema.checkpoint import TrainState, checkpoints_in, read_state
 from paceline.schema.signature import Signature
 from paceline.serve.answers import TOP, Guess, top_guesses
 from paceline.serve.inputs import Preparer, read_inputs
-from paceline.train.device import choose_device
-from paceline.train.parts import make_parts, model_factory
+from paceline.training.device import choose_device
+from paceline.training.parts import make_parts, model_factory
 
 Weights = Literal["best", "latest"]
 BATCH = 64

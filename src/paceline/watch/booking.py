@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from paceline.observe.ledger import make_ledger
-from paceline.schema.events import Clock, End, Exchanged, Session, Span, Start
+from paceline.schema.events import Clock, End, Exchanged, RankSession, Span, Start
 from paceline.schema.ledger import CATEGORIES, Ledger, RankLedger
 
 MOST_SPANS = 20_000
@@ -35,13 +35,13 @@ class RankBook:
         found = [s.start for s in self.spans if s.update is not None and s.update >= update]
         return min(found, default=None)
 
-    def piece(self, cut: float) -> Session:
+    def piece(self, cut: float) -> RankSession:
         """What happened between what is booked and `cut`, as a session of its own."""
         spans = tuple(span for span in self.spans if span.start < cut)
         exchanged = tuple(line for line in self.exchanged if line.time <= cut)
         self.spans = [span for span in self.spans if span.end > cut]
         self.exchanged = [line for line in self.exchanged if line.time > cut]
-        return Session(
+        return RankSession(
             start=replace(self.start, began=self.until, time=self.until),
             spans=spans,
             exchanged=exchanged,
@@ -54,7 +54,7 @@ def book(books: Mapping[int, RankBook], *, alive: set[int]) -> Ledger:
     """Book what all ranks that are `alive` have behind them; the ledger so far."""
     seen = [books[rank].last for rank in alive if books[rank].last >= 0]
     common = min(seen, default=-1)
-    pieces: dict[int, list[Session]] = {}
+    pieces: dict[int, list[RankSession]] = {}
     first: set[int] = set()
     for rank, each in books.items():
         crowded = len(each.spans) > MOST_SPANS

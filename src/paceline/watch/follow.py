@@ -49,7 +49,7 @@ LAST_SECONDS = 2.5
 MOST_NOTES = 30
 
 
-class Series:
+class TimeSeries:
     """Points over time, thinned by halves when there are too many."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class RankSeen:
     end: End | None = None
     heard: float = 0.0
     """The time of its newest event."""
-    cpu: Series = field(default_factory=Series)
+    cpu: TimeSeries = field(default_factory=TimeSeries)
     sent: float = 0.0
     received: float = 0.0
     """MB per second between the last two samples, loopback left out."""
@@ -95,7 +95,7 @@ class Follower:
         """The leg that is under way."""
         self.notes: deque[tuple[float, int, Note]] = deque(maxlen=MOST_NOTES)
         self.progress: deque[Progress] = deque(maxlen=40)
-        self.loss, self.speed = Series(), Series()
+        self.loss, self.speed = TimeSeries(), TimeSeries()
         self.ledger = Ledger(ranks=())
         self.config: dict[str, Any] = {}
         self.plan: Plan | None = None

@@ -22,7 +22,7 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.report.page import asset
 from paceline.report.palette import LOOKS
 from paceline.schema.requests import ask
-from paceline.serve.door import Door, loop_factory
+from paceline.serve.door import Listener, loop_factory
 from paceline.serve.refusals import RefusalError
 from paceline.watch.follow import Follower
 from paceline.watch.state import state_of
@@ -90,7 +90,7 @@ def page() -> str:
     return text.replace("/* SCRIPT */", (folder / "watch.js").read_text(encoding="utf-8"))
 
 
-def application(watch: Watch, door: Door) -> Any:
+def application(watch: Watch, door: Listener) -> Any:
     """The routes, behind the door."""
     text = page()
 
@@ -167,7 +167,7 @@ def _answer(refusal: RefusalError) -> Response:
     return JSONResponse({"error": refusal.reason}, refusal.status, dict(refusal.headers))
 
 
-def serve(paths: Sequence[Path], door: Door, say: Callable[[str], None]) -> None:
+def serve(paths: Sequence[Path], door: Listener, say: Callable[[str], None]) -> None:
     """Show the runs until SIGTERM or Ctrl-C."""
     door.check()
     listening = door.listen()
@@ -176,7 +176,7 @@ def serve(paths: Sequence[Path], door: Door, say: Callable[[str], None]) -> None
 
 
 async def _serve(
-    runs: Sequence[Follower], door: Door, listening: socket.socket, say: Callable[[str], None]
+    runs: Sequence[Follower], door: Listener, listening: socket.socket, say: Callable[[str], None]
 ) -> None:
     watch = Watch(runs)
     server = uvicorn.Server(door.settings(application(watch, door)))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from paceline.config.cache import keep, kept, place_of
 from paceline.errors import ProofError, StrategyError, UnsupportedError
-from paceline.measure.kept_races import fingerprint
+from paceline.hardware.kept_races import fingerprint
 from paceline.plan.hopes import name_of, options, plan_of
 from paceline.plan.pilot import Option, learned
 from paceline.run import RunDirectory
@@ -23,9 +23,9 @@ from paceline.workflow.runners import Began, Here, Home
 if TYPE_CHECKING:
     from torch import nn
 
-    from paceline.train.given import Given
-    from paceline.train.loop import Outcome
-    from paceline.train.progress import View
+    from paceline.training.given import Given
+    from paceline.training.loop import Outcome
+    from paceline.training.progress import View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Alone:
 def train_alone(asked: Alone) -> Outcome:
     """Train on this machine, from the first update to the last."""
     from paceline.local.memory import keep_freed_memory
-    from paceline.train.progress import make_view
+    from paceline.training.progress import make_view
 
     keep_freed_memory()  # before the view starts a thread
     view = make_view(silent=asked.silent, unit=asked.config.workload.unit)
@@ -61,10 +61,10 @@ def train_alone(asked: Alone) -> Outcome:
 
 
 def _with_view(asked: Alone, view: View) -> Outcome:
-    from paceline.train.assemble import Task
-    from paceline.train.device import use_deterministic
-    from paceline.train.parts import make_parts
-    from paceline.train.watching import observed
+    from paceline.training.assemble import Task
+    from paceline.training.device import use_deterministic
+    from paceline.training.parts import make_parts
+    from paceline.training.watching import observed
 
     config = asked.config
     use_deterministic(config.train.deterministic)
@@ -149,7 +149,7 @@ def _first_runner(
     asked: Alone, home: Home, plans: Mapping[str, Plan], every: Sequence[Option], wanted: str
 ) -> tuple[str, Here]:
     """The plan that is wanted, where this process alone can train it; else the simplest."""
-    from paceline.train.checkpoint import Checkpoints
+    from paceline.training.checkpoint import Checkpoints
 
     here = [option.name for option in every if not option.ranks]
     newest = Checkpoints(home.run.checkpoints, asked.config.train.keep).newest()

@@ -13,7 +13,7 @@ from paceline.plan.candidates import MemoryFormat, Precision
 from paceline.plan.pilot import Option
 from paceline.plan.teams import (
     HIDDEN,
-    Seen,
+    TeamKnowledge,
     Way,
     labels,
     members_of,
@@ -58,7 +58,7 @@ class Crewed:
         size, seconds = probe(node.network)
         model = home.parts.build_model()
         weights = sum(w.numel() * w.element_size() for w in model.parameters() if w.requires_grad)
-        self.seen = Seen(
+        self.seen = TeamKnowledge(
             speeds=tuple(each.share for each in everyone.nodes),
             # Of a network that joins nobody yet nothing is known: who comes is tried.
             wire=2 * (count - 1) / count * size / max(seconds, 1e-9) if count > 1 else math.inf,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.config import load_config
 from paceline.config.cache import keep, kept, key_of, place_of
-from paceline.measure.instructions import use_safe_instructions
-from paceline.measure.kept_races import fingerprint
+from paceline.hardware.instructions import use_safe_instructions
+from paceline.hardware.kept_races import fingerprint
 from paceline.plan.teams import labels
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, RankContext, encode, read_json, write_json
@@ -33,8 +33,8 @@ from paceline.workflow.together import Together, dismiss
 
 if TYPE_CHECKING:
     from paceline.local.board import Board
-    from paceline.train.loop import Outcome
-    from paceline.train.progress import View
+    from paceline.training.loop import Outcome
+    from paceline.training.progress import View
 
 
 def run_legs(
@@ -99,11 +99,11 @@ class _Begun:
 
 
 def _with_board(begun: _Begun, *, silent: bool) -> int:
-    from paceline.train.assemble import Task
-    from paceline.train.device import use_deterministic
-    from paceline.train.parts import make_parts
-    from paceline.train.progress import SilentView, make_view
-    from paceline.train.watching import recording
+    from paceline.training.assemble import Task
+    from paceline.training.device import use_deterministic
+    from paceline.training.parts import make_parts
+    from paceline.training.progress import SilentView, make_view
+    from paceline.training.watching import recording
 
     config, context = begun.config, begun.context
     began = time.perf_counter() - begun.order.elapsed
@@ -236,8 +236,8 @@ def _with_loss(legs: list[Leg], broken: Broken, name: str, plan: Plan) -> list[L
 def _begin(runner: Together, home: Home) -> Began:
     """Begin the training, or go on from its newest checkpoint."""
     from paceline.schema import decode
-    from paceline.train.checkpoint import Checkpoints
-    from paceline.train.handover import Handover
+    from paceline.training.checkpoint import Checkpoints
+    from paceline.training.handover import Handover
 
     trainer = runner.trainer
     newest = Checkpoints(home.run.checkpoints, home.config.train.keep).newest()

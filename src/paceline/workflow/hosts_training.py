@@ -14,14 +14,14 @@ from paceline.plan.teams import HIDDEN, Way, labels
 from paceline.schema import write_json
 from paceline.schema.legs import Leg
 from paceline.text import rate
-from paceline.train.shares import describe_shares
+from paceline.training.shares import describe_shares
 from paceline.workflow.crewed import Crewed
 from paceline.workflow.legs import LegsRequest, LegTraining, write_legs
 from paceline.workflow.runners import Runner, Went
 from paceline.workflow.together import Together
 
 if TYPE_CHECKING:
-    from paceline.train.loop import Outcome
+    from paceline.training.loop import Outcome
 
 AGAIN = 2
 """How often a trial is repeated with fairer shares before it is judged as it is."""

@@ -38,8 +38,8 @@ from paceline.workflow.runners import Began, Here, Home, Runner, There, Went, wa
 
 if TYPE_CHECKING:
     from paceline.launch.standby import Standby
-    from paceline.train.handover import Handover
-    from paceline.train.loop import Outcome
+    from paceline.training.handover import Handover
+    from paceline.training.loop import Outcome
 
 PATIENCE = 2.0
 """A leg ends when its updates take this many times as long as the best plan's last took."""
@@ -73,7 +73,7 @@ class LegTraining:
 
     def __init__(self, asked: LegsRequest, first: tuple[str, Runner]) -> None:
         """`first`: the runner that the training begins with, and the name of its plan."""
-        from paceline.train.signals import StopSignals
+        from paceline.training.signals import StopSignals
 
         self._asked, self._home = asked, asked.home
         self.plans = dict(asked.plans)
@@ -235,7 +235,7 @@ class LegTraining:
 
     def _start_ranks(self) -> None:
         from paceline.launch.standby import Standby
-        from paceline.train.given import parcel_of
+        from paceline.training.given import parcel_of
 
         objects = parcel_of(self._home.given)
         self._standby = Standby(self._home.run, self._most_ranks, self._show, objects)
@@ -352,8 +352,8 @@ class LegTraining:
 
     def _recover(self) -> None:
         """Go back to the newest state there is: before the leg, or a checkpoint made in it."""
-        from paceline.train.checkpoint import Checkpoints
-        from paceline.train.handover import Handover
+        from paceline.training.checkpoint import Checkpoints
+        from paceline.training.handover import Handover
 
         checkpoints = Checkpoints(self._home.run.checkpoints, self._home.config.train.keep)
         newest = checkpoints.newest()

@@ -14,17 +14,17 @@ from paceline.config import dump_config
 from paceline.config.cache import keep, kept, key_of, place_of
 from paceline.errors import ConfigError
 from paceline.schema import Config, encode
-from paceline.schema.machines import AllReduceCurve, Host, Link, Machines
+from paceline.schema.machines import AllReduceCurve, Link, Machines, MeasuredHost
 
 if TYPE_CHECKING:
     from paceline.api import HostsRequest
     from paceline.launch.session import Session
-    from paceline.schema.hosts import Hosts, Place
+    from paceline.schema.hosts import Hosts, NodePlace
 
 _VERSION = 2
 
 
-def place_name(place: Place) -> str:
+def place_name(place: NodePlace) -> str:
     """What machines.json calls a node: its host, with the slot where there are several."""
     return place.host.name + (f"-{place.slot}" if place.host.slots > 1 else "")
 
@@ -75,7 +75,7 @@ def measure_hosts(
     if not again and (known := kept_machines(config, request.hosts)) is not None:
         return known, True
     from paceline.launch.inspection import check_hosts
-    from paceline.launch.session import Order, Session
+    from paceline.launch.session import HostOrder, Session
     from paceline.run import RunDirectory
     from paceline.workflow.spread import choose_engine, reach
 
@@ -94,7 +94,7 @@ def measure_hosts(
         run = RunDirectory(Path(folder))
         text = dump_config(config)
         run.config.write_text(text)
-        order = Order(
+        order = HostOrder(
             run=run,
             hosts=request.hosts,
             config=text,
@@ -141,7 +141,7 @@ def _survey(session: Session, backend: str, *, again: bool, say: Callable[[str],
     )
 
 
-def _named(session: Session, node: int, found: Machines) -> Host:
+def _named(session: Session, node: int, found: Machines) -> MeasuredHost:
     """A host's own account, under the name and with the cores that the launcher gives it."""
     place, host = session.places[node], found.hosts[0]
     kept = place.host.slots > 1 or place.host.cores is not None
@@ -157,7 +157,7 @@ def measure_this(
     config: Config, *, again: bool, quiet: bool, say: Callable[[str], None]
 ) -> tuple[Machines, bool]:
     """This machine alone, raced and its winner profiled; True when all came from the cache."""
-    from paceline.measure.profile import ProfileRequest, profile
+    from paceline.hardware.profile import ProfileRequest, profile
     from paceline.workflow.race import RaceRequest, race_safely, time_sizes
 
     speak = (lambda text: None) if quiet else say

@@ -27,15 +27,15 @@ from paceline.observe.recorder import Recorder
 from paceline.plan.pilot import typical
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, RankContext, decode
-from paceline.train.assemble import Task
-from paceline.train.handover import Handover
-from paceline.train.loop import Outcome, Trainer
-from paceline.train.parts import Parts
-from paceline.train.progress import SilentView, View, make_view
-from paceline.train.proof import prove
-from paceline.train.shares import fairer_shares
-from paceline.train.signals import StopSignals
-from paceline.train.watching import heard
+from paceline.training.assemble import Task
+from paceline.training.handover import Handover
+from paceline.training.loop import Outcome, Trainer
+from paceline.training.parts import Parts
+from paceline.training.progress import SilentView, View, make_view
+from paceline.training.proof import prove
+from paceline.training.shares import fairer_shares
+from paceline.training.signals import StopSignals
+from paceline.training.watching import heard
 from paceline.workflow.connections import Connections, probe
 from paceline.workflow.runners import Went
 

@@ -8,7 +8,7 @@ from paceline.plan.partition import choose_partition, obstacle, with_partition
 from paceline.schema import Config, Plan
 
 if TYPE_CHECKING:
-    from paceline.train.parts import Parts
+    from paceline.training.parts import Parts
 
 
 def partitioned(config: Config, plan: Plan, parts: Parts | None = None) -> Plan:
@@ -22,9 +22,9 @@ def partitioned(config: Config, plan: Plan, parts: Parts | None = None) -> Plan:
         return plan
     from paceline.cost.split import Division
     from paceline.data.sampler import apportion
-    from paceline.exchange.chains import find_chains
-    from paceline.exchange.splittable import look_at
-    from paceline.train.parts import make_parts
+    from paceline.exchange.tensor_parallel.chains import find_chains
+    from paceline.exchange.tensor_parallel.splittable import look_at
+    from paceline.training.parts import make_parts
 
     shares = tuple(node.share for node in plan.nodes)
     division = Division(

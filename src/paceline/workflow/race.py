@@ -18,12 +18,12 @@ from typing import Any
 from paceline.config.cache import keep, place_of
 from paceline.cost.memory import estimate_mb
 from paceline.errors import DivergedError, StrategyError, WorkerError
+from paceline.hardware.footprint import measure_footprint
+from paceline.hardware.instructions import use_safe_instructions
+from paceline.hardware.kept_races import fingerprint, kept_race
+from paceline.hardware.machine import busy_cores
 from paceline.local.cores import usable_cores
 from paceline.local.memory import MEMORY_PART, available_mb
-from paceline.measure.footprint import measure_footprint
-from paceline.measure.instructions import use_safe_instructions
-from paceline.measure.kept_races import fingerprint, kept_race
-from paceline.measure.machine import busy_cores
 from paceline.plan.candidates import candidate, structures, variants
 from paceline.plan.choose import decided
 from paceline.plan.hopes import plan_of

@@ -29,15 +29,15 @@ from paceline.workflow.runners import Here, Home, There, wait_until_ready
 
 if TYPE_CHECKING:
     from paceline.launch.standby import Standby
-    from paceline.train.handover import Handover
-    from paceline.train.parts import Parts
+    from paceline.training.handover import Handover
+    from paceline.training.parts import Parts
 
 ENDLESS = 10**9
 """Updates of a training that only its turns end."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class RehearsalLeg:
     """One leg of a rehearsal."""
 
     times: tuple[float, ...]
@@ -48,11 +48,11 @@ class Turn:
 @contextlib.contextmanager
 def rehearsing(config: Config) -> Iterator[Rehearsal]:
     """A rehearsal of a training, which leaves neither files nor processes behind."""
-    from paceline.train.assemble import Task
-    from paceline.train.device import use_deterministic
-    from paceline.train.parts import make_parts
-    from paceline.train.progress import SilentView
-    from paceline.train.watching import observed
+    from paceline.training.assemble import Task
+    from paceline.training.device import use_deterministic
+    from paceline.training.parts import make_parts
+    from paceline.training.progress import SilentView
+    from paceline.training.watching import observed
 
     keep_freed_memory()
     use_deterministic(config.train.deterministic)
@@ -121,7 +121,7 @@ class Rehearsal:
         """Model, data and loss of the training."""
         return self._home.parts
 
-    def turn(self, plan: Plan, seconds: float) -> Turn:
+    def turn(self, plan: Plan, seconds: float) -> RehearsalLeg:
         """Updates for about so long, a few at least, after one to warm up."""
         from paceline.local.cores import set_threads, usable_cores
 
@@ -137,9 +137,9 @@ class Rehearsal:
             del runner
             _tidy()
             set_threads(usable_cores())
-        return Turn(times=went.times[1:], memory_mb=sum(resident_mb()))
+        return RehearsalLeg(times=went.times[1:], memory_mb=sum(resident_mb()))
 
-    def _in_ranks(self, plan: Plan, seconds: float) -> Turn:
+    def _in_ranks(self, plan: Plan, seconds: float) -> RehearsalLeg:
         start = self._beginning(plan)
         try:
             runner = There(self._home, plan, self._ready_ranks())
@@ -149,7 +149,7 @@ class Rehearsal:
         except WorkerError:
             self._end_ranks()
             raise
-        return Turn(times=went.times[1:], memory_mb=went.memory_mb)
+        return RehearsalLeg(times=went.times[1:], memory_mb=went.memory_mb)
 
     def _beginning(self, plan: Plan) -> Handover:
         """The state before the first update, for those who are not in this process."""

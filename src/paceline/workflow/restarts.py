@@ -18,7 +18,7 @@ from paceline.schema.hosts import Host
 from paceline.schema.legs import Broken
 
 if TYPE_CHECKING:
-    from paceline.api import Start
+    from paceline.api import TrainingStart
     from paceline.launch.session import Session
 
 ANSWER_SECONDS = 20.0
@@ -28,12 +28,12 @@ ANSWER_SECONDS = 20.0
 class Restarts:
     """How often a training may still be started again."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: TrainingStart) -> None:
         self._asked = start
         self._newest = newest_here(start.run.path)
         self._tries = 0
 
-    def after(self, session: Session, error: PacelineError, start: Start) -> Start:
+    def after(self, session: Session, error: PacelineError, start: TrainingStart) -> TrainingStart:
         """How training goes on after a session that was lost; raises the error where it cannot."""
         began = session.training or start.broken is not None
         if not began or session.signals.numbers or session.engine.places_nodes or start.fixed:
@@ -76,7 +76,9 @@ class Restarts:
         )
 
 
-def on_those_left(start: Start, broken: Broken) -> tuple[Start, Inspection, tuple[Host, ...]]:
+def on_those_left(
+    start: TrainingStart, broken: Broken
+) -> tuple[TrainingStart, Inspection, tuple[Host, ...]]:
     """A training that is started again, on those of its hosts that answer, and the other hosts."""
     assert start.hosts is not None
     hosts, run = start.hosts.hosts, start.run
@@ -103,7 +105,7 @@ def on_those_left(start: Start, broken: Broken) -> tuple[Start, Inspection, tupl
     return dataclasses.replace(start, plan=plan, hosts=request, broken=broken), found, absent
 
 
-def _plan_left(start: Start, hosts: set[str]) -> Plan | None:
+def _plan_left(start: TrainingStart, hosts: set[str]) -> Plan | None:
     """The plan that the run was left with, without the nodes of hosts that have gone."""
     try:
         plan = read_json(Plan, start.run.plan)

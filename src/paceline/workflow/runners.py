@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from paceline.launch.standby import Standby
     from paceline.observe.recorder import Recorder
-    from paceline.train.given import Given
-    from paceline.train.handover import Handover
-    from paceline.train.loop import Outcome
-    from paceline.train.parts import Parts
-    from paceline.train.progress import View
+    from paceline.training.given import Given
+    from paceline.training.handover import Handover
+    from paceline.training.loop import Outcome
+    from paceline.training.parts import Parts
+    from paceline.training.progress import View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +97,9 @@ class Here:
 
     def __init__(self, home: Home, plan: Plan, checkpoint: Path | None = None) -> None:
         """`checkpoint`: what the first leg of a training goes on from."""
-        from paceline.train.assemble import Task
-        from paceline.train.loop import Trainer
-        from paceline.train.proof import prove
+        from paceline.training.assemble import Task
+        from paceline.training.loop import Trainer
+        from paceline.training.proof import prove
 
         self._home = home
         task = Task(
@@ -207,14 +207,14 @@ class There:
         self._standby.order(self._members, "close_leg")
 
     def hand_over(self) -> Handover:
-        from paceline.train.handover import Handover
+        from paceline.training.handover import Handover
 
         with self._elsewhere():
             answer = self._standby.order(self._members, "end")
         return Handover.fetch(self._standby.handover, answer["rest"])
 
     def finish(self, more: Mapping[str, Any], received: int | None) -> Outcome:
-        from paceline.train.loop import Outcome
+        from paceline.training.loop import Outcome
 
         answer = self._standby.order(
             self._members,

@@ -15,7 +15,7 @@ from paceline.launch.checks import free_port
 from paceline.launch.scripts import sources
 from paceline.launch.scripts.counting import auto_ranks, rank_cores, this_machine
 from paceline.launch.scripts.screen import Screen
-from paceline.launch.scripts.supervision import EXIT, Outcome, Supervisor
+from paceline.launch.scripts.supervision import EXIT, RanksOutcome, Supervisor
 from paceline.launch.signals import handled
 from paceline.run import RunDirectory, create_run
 from paceline.schema import RankContext, encode, read_json, write_json
@@ -29,7 +29,7 @@ RUNS = Path("runs/scripts")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ScriptRequest:
     """What `paceline run` was asked for."""
 
     target: str
@@ -47,7 +47,7 @@ class Asked:
     show: Callable[[str, bool], None] = field(default=lambda text, is_error: print(text))
 
 
-def run_script(asked: Asked) -> int:
+def run_script(asked: ScriptRequest) -> int:
     """Run a script to its end; the exit code of the rank that failed first, or 0."""
     script = find_script(asked)
     if asked.hosts is not None and asked.hosts.workers != asked.hosts.host:
@@ -57,7 +57,7 @@ def run_script(asked: Asked) -> int:
     run.lock()
     screen = Screen(asked.show)
     started = time.time()
-    outcome: Outcome | None = None
+    outcome: RanksOutcome | None = None
     try:
         with run.explained():
             outcome = work(asked, script, run, screen)
@@ -71,7 +71,7 @@ def run_script(asked: Asked) -> int:
         run.unlock()
 
 
-def find_script(asked: Asked) -> Script:
+def find_script(asked: ScriptRequest) -> Script:
     """The script as every host is to run it; refused where there is none."""
     for word in (asked.target, *asked.arguments):
         if any("\ud800" <= each <= "\udfff" for each in word):
@@ -102,10 +102,10 @@ def find_script(asked: Asked) -> Script:
     )
 
 
-Work = Callable[[Asked, Script, RunDirectory, Screen], Outcome]
+Work = Callable[[ScriptRequest, Script, RunDirectory, Screen], RanksOutcome]
 
 
-def _here(asked: Asked, script: Script, run: RunDirectory, screen: Screen) -> Outcome:
+def _here(asked: ScriptRequest, script: Script, run: RunDirectory, screen: Screen) -> RanksOutcome:
     """All ranks on this machine, under this process."""
     script = dataclasses.replace(script, interfaces=("lo",))
     run.config.write_text(script_text(run.path.name, script))
@@ -119,7 +119,7 @@ def _here(asked: Asked, script: Script, run: RunDirectory, screen: Screen) -> Ou
         return supervisor.watch()
 
 
-def _on_hosts(asked: Asked, script: Script) -> Work:
+def _on_hosts(asked: ScriptRequest, script: Script) -> Work:
     """Checks the hosts now, before anything is made; what runs the script there."""
     from paceline.launch.scripts import on_hosts
 
@@ -135,7 +135,9 @@ def _on_hosts(asked: Asked, script: Script) -> Work:
         variables=on_hosts.share_variables(hosts, plan) | script.variables,
     )
 
-    def work(asked: Asked, script: Script, run: RunDirectory, screen: Screen) -> Outcome:
+    def work(
+        asked: ScriptRequest, script: Script, run: RunDirectory, screen: Screen
+    ) -> RanksOutcome:
         run.config.write_text(script_text(run.path.name, whole))
         told = ", ".join(f"{node.ranks} on {node.host}" for node in plan.nodes)
         asked.say(f"{_count(sum(node.ranks for node in plan.nodes), 'rank')}: {told}")
@@ -144,7 +146,7 @@ def _on_hosts(asked: Asked, script: Script) -> Work:
     return work
 
 
-def _tell(asked: Asked, run: RunDirectory, outcome: Outcome, screen: Screen) -> int:
+def _tell(asked: ScriptRequest, run: RunDirectory, outcome: RanksOutcome, screen: Screen) -> int:
     """Say how it ended; the exit code."""
     exits = exits_in(run)
     if outcome.signalled is not None:
@@ -167,7 +169,9 @@ def exits_in(run: RunDirectory) -> list[RankExit]:
     return sorted(found, key=lambda end: end.rank)
 
 
-def _summarize(run: RunDirectory, outcome: Outcome | None, screen: Screen, started: float) -> None:
+def _summarize(
+    run: RunDirectory, outcome: RanksOutcome | None, screen: Screen, started: float
+) -> None:
     """Write run.json; the logs are there already."""
     exits = exits_in(run)
     summary: dict[str, Any] = {

@@ -28,7 +28,7 @@ from paceline.launch.inspection import (
     is_off,
     wanted_facts,
 )
-from paceline.launch.session import Order, Session
+from paceline.launch.session import HostOrder, Session
 from paceline.plan import refuse_options_without_strategy
 from paceline.plan.foresee import foresee
 from paceline.plan.together import NodeSite, first_plan, trains_in_legs
@@ -44,12 +44,12 @@ from paceline.workflow.restarts import Restarts, on_those_left
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.api import HostsRequest, Start
+    from paceline.api import HostsRequest, TrainingStart
     from paceline.schema import Config
     from paceline.schema.hosts import Host, Hosts
 
 
-def train_on_hosts(start: Start) -> int:
+def train_on_hosts(start: TrainingStart) -> int:
     """Train on the hosts of `start`; the exit code of the first node.
 
     A loss that ends all nodes costs what was done since the newest checkpoint: they are started
@@ -64,7 +64,7 @@ def train_on_hosts(start: Start) -> int:
             start = restarts.after(session, error, start)
 
 
-def make_session(start: Start) -> Session:
+def make_session(start: TrainingStart) -> Session:
     """The hosts checked, the engine chosen: nothing is started yet."""
     start, found, absent = _with_those_present(start)
     request = start.hosts
@@ -97,7 +97,7 @@ def make_session(start: Start) -> Session:
     nodes = len(request.hosts.places)
     if start.broken is None:
         start.say(f"{nodes} node{'s' if nodes > 1 else ''} by {engine.name}, over {engine.backend}")
-    order = Order(
+    order = HostOrder(
         run=start.run,
         hosts=request.hosts,
         config=dump_config(start.config),
@@ -113,7 +113,9 @@ def make_session(start: Start) -> Session:
     return Session(order, engine)
 
 
-def _with_those_present(start: Start) -> tuple[Start, Inspection | None, tuple[Host, ...]]:
+def _with_those_present(
+    start: TrainingStart,
+) -> tuple[TrainingStart, Inspection | None, tuple[Host, ...]]:
     """The hosts that answer, what they said, and workers that are off: a line says so of each.
 
     Anything else that is wrong with a host is refused. Hosts of a plan that was asked for, and
@@ -141,7 +143,7 @@ def _with_those_present(start: Start) -> tuple[Start, Inspection | None, tuple[H
     return dataclasses.replace(start, hosts=request), found, absent
 
 
-def with_plan_for(start: Start, hosts: Sequence[str] | int) -> Start:
+def with_plan_for(start: TrainingStart, hosts: Sequence[str] | int) -> TrainingStart:
     """A run that goes on keeps its plan where that is of these hosts; else it is planned anew.
 
     `hosts`: one name per node, or only how many nodes there are. A plan that was asked for by name
@@ -218,7 +220,9 @@ def reach(hosts: tuple[Host, ...], found: Inspection | None) -> dict[str, Any]:
     }
 
 
-def plan_nodes(start: Start, session: Session, *, fixed: bool) -> tuple[Plan, LegsOrder | None]:
+def plan_nodes(
+    start: TrainingStart, session: Session, *, fixed: bool
+) -> tuple[Plan, LegsOrder | None]:
     """The plan for the agents that have come, and what leads them if it may change on the way.
 
     `fixed`: what `start` has was asked for by name.
@@ -245,7 +249,7 @@ def _writers(session: Session) -> tuple[int, ...]:
     return tuple(node for node, ready in sorted(session.ready.items()) if ready["shared"])
 
 
-def _legs_order(start: Start, session: Session) -> LegsOrder:
+def _legs_order(start: TrainingStart, session: Session) -> LegsOrder:
     """What the first node must know of what was asked for."""
     modelled = None
     machines = kept_machines(start.config, session.order.hosts)

@@ -10,8 +10,8 @@ from typing import Any
 from paceline import errors
 from paceline.errors import DeadlineError, LostError, PacelineError, WorkerError
 from paceline.schema import Plan, encode
-from paceline.train.handover import Handover
-from paceline.train.loop import Outcome, Trainer
+from paceline.training.handover import Handover
+from paceline.training.loop import Outcome, Trainer
 from paceline.workflow.nodes import Node
 from paceline.workflow.runners import Went
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paceline.schema.hosts import Host, Hosts
     from paceline.schema.legs import Broken, Leg
     from paceline.serve.answers import Guess
-    from paceline.train.given import Given
+    from paceline.training.given import Given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class Result:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
+class TrainingStart:
     """How a training is begun."""
 
     config: Config
@@ -116,7 +116,7 @@ class HostsRequest:
     """For sbatch or srun."""
 
 
-def run_training(start: Start) -> Result:
+def run_training(start: TrainingStart) -> Result:
     """Plan if needed, launch, train, and return what came of it."""
     try:
         takes = (STOP, CHECKPOINT, *((SETTINGS,) if start.changeable else ()))
@@ -133,22 +133,22 @@ def run_training(start: Start) -> Result:
         start.run.unlock()
 
 
-def _with_objects(start: Start) -> Start:
+def _with_objects(start: TrainingStart) -> TrainingStart:
     """With data of the caller's own opened; what would leave objects behind is refused."""
-    from paceline.train.given import refuse_other_hosts, with_open_data
+    from paceline.training.given import refuse_other_hosts, with_open_data
 
     if start.given is None:
         return start
     if start.hosts is not None:
         refuse_other_hosts(start.config, start.given)
-    from paceline.train.parts import data_request
+    from paceline.training.parts import data_request
 
     given = with_open_data(start.given, start.config, data_request(start.config, start.given))
     return dataclasses.replace(start, given=given)
 
 
-def _run_training(start: Start) -> Result:
-    from paceline.measure.instructions import use_safe_instructions
+def _run_training(start: TrainingStart) -> Result:
+    from paceline.hardware.instructions import use_safe_instructions
 
     config, run = start.config, start.run
     if start.hosts is None and start.plan is not None and len(start.plan.nodes) > 1:
@@ -172,7 +172,7 @@ def _run_training(start: Start) -> Result:
     return counted_from_enter(start, result, earlier=earlier)
 
 
-def _on_this_machine(start: Start, plan: Plan) -> Start:
+def _on_this_machine(start: TrainingStart, plan: Plan) -> TrainingStart:
     """A run of several nodes that goes on on one machine is planned anew."""
     if start.fixed or start.run.is_new:
         return start
@@ -189,7 +189,7 @@ def earlier_seconds(run: RunDirectory) -> float:
     return newest[1].seconds if newest else 0.0
 
 
-def counted_from_enter(start: Start, result: Result, *, earlier: float) -> Result:
+def counted_from_enter(start: TrainingStart, result: Result, *, earlier: float) -> Result:
     """With a total that has everything since the training was asked for, and what went before."""
     if "total_seconds" not in result.summary:
         return result
@@ -200,14 +200,14 @@ def counted_from_enter(start: Start, result: Result, *, earlier: float) -> Resul
     return dataclasses.replace(result, summary=summary)
 
 
-def _finds_out(start: Start) -> bool:
+def _finds_out(start: TrainingStart) -> bool:
     """Whether the training finds its fastest way while it trains, or has until it was left."""
     if start.config.local.strategy != "auto":
         return False
     return start.plan is None or (start.run.legs.exists() and not start.fixed)
 
 
-def _train_in_legs(start: Start) -> Result:
+def _train_in_legs(start: TrainingStart) -> Result:
     from paceline.workflow.alone import Alone, train_alone
 
     refuse_options_without_strategy(start.config.local)
@@ -240,7 +240,7 @@ def summary_of(run: RunDirectory) -> dict[str, Any]:
     return found
 
 
-def _asked_plan(start: Start) -> Plan:
+def _asked_plan(start: TrainingStart) -> Plan:
     """The plan that the configuration names."""
     from paceline.local.cores import usable_cores
 
@@ -258,16 +258,16 @@ def _refuse_other_nodes(plan: Plan) -> None:
         )
 
 
-def _train_by(start: Start, plan: Plan) -> Result:
+def _train_by(start: TrainingStart, plan: Plan) -> Result:
     """By this plan and no other: it is proved, and trains or is refused."""
     run = start.run
     _refuse_other_nodes(plan)
     write_json(run.plan, plan)
     node = plan.nodes[0]
     if not node.shares_memory:
-        from paceline.train.assemble import Task
-        from paceline.train.loop import train
-        from paceline.train.progress import make_view
+        from paceline.training.assemble import Task
+        from paceline.training.loop import train
+        from paceline.training.progress import make_view
 
         task = Task(
             config=start.config,
@@ -279,7 +279,7 @@ def _train_by(start: Start, plan: Plan) -> Result:
         outcome = train(task)
         return Result(run=run.path, summary=outcome.summary, exit_code=outcome.exit_code)
     from paceline.launch.local import run_ranks
-    from paceline.train.given import parcel_of
+    from paceline.training.given import parcel_of
 
     code = run_ranks(
         RunDirectory(run.path.resolve()),

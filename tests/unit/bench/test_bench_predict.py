@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from cost_cases import host, machines
 
-from paceline.bench.predict import Outcome, exchange_errors, options, summarised, verdicts
+from paceline.bench.predict import CaseOutcome, exchange_errors, options, summarised, verdicts
 from paceline.bench.predict_cases import EVERY, MODELS, QUICK, chosen_cases
 from paceline.commands.audit import disturbance
 from paceline.errors import ConfigError
 
 
-def outcome(option: str, predicted: float, measured: float, rate: str = "1gbit") -> Outcome:
-    return Outcome(
+def outcome(option: str, predicted: float, measured: float, rate: str = "1gbit") -> CaseOutcome:
+    return CaseOutcome(
         model="mnist_cnn", hosts="two", cores=(1.0, 1.0), rate=rate, option=option,
         predicted=predicted, measured=measured, low=measured, high=measured,
     )  # fmt: skip

@@ -37,7 +37,7 @@ from paceline.schema import (
     Rejected,
     Train,
     Until,
-    Workload,
+    WorkloadSettings,
     decode,
     encode,
     read_json,
@@ -66,7 +66,7 @@ CONFIGS = st.builds(
     name=TEXT.filter(lambda text: text and not set(text) & set("/\\\0\n")),
     seed=st.integers(0, 2**62),
     workload=st.builds(
-        Workload,
+        WorkloadSettings,
         model=TEXT,
         model_options=OPTIONS,
         classes=st.none() | st.integers(2, 1000),

@@ -10,7 +10,7 @@ from paceline.config.environment import expand_nodes, slurm_allocation, started_
 from paceline.config.hosts import find_hosts, hosts_from, load_hosts
 from paceline.errors import ConfigError
 from paceline.plan.together import NodeSite, first_plan, plan_as_asked, trains_in_legs
-from paceline.schema import Config, ExchangeSettings, LocalSettings, Workload
+from paceline.schema import Config, ExchangeSettings, LocalSettings, WorkloadSettings
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,9 @@ def test_what_was_asked_for_by_name_is_no_leg() -> None:
 
 
 def test_asked_strategy_uses_each_hosts_cores_and_shares_by_hand() -> None:
-    config = Config(local=LocalSettings(strategy="threads"), workload=Workload(batch_per_worker=8))
+    config = Config(
+        local=LocalSettings(strategy="threads"), workload=WorkloadSettings(batch_per_worker=8)
+    )
     sites = [NodeSite(host="a", usable=4, share=2.0), NodeSite(host="b", usable=2, share=1.0)]
     plan = plan_as_asked(config, [*sites, NodeSite(host="s", usable=2, serves=True)])
     assert [node.threads for node in plan.nodes[:2]] == [4, 2]

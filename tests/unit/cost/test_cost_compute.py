@@ -17,7 +17,7 @@ from paceline.cost.compute import (
 )
 from paceline.errors import ConfigError
 from paceline.schema import decode, encode
-from paceline.schema.machines import Figure, Machines
+from paceline.schema.machines import Machines, Measured
 
 
 def test_between_and_beyond_the_measured_sizes() -> None:
@@ -112,7 +112,7 @@ def test_machines_survive_json() -> None:
     found = Machines(hosts=(host(spread=0.1),))
     assert decode(Machines, encode(found)) == found
     with pytest.raises(ConfigError, match="must lie between"):
-        Figure(median=2.0, low=3.0, high=4.0)
+        Measured(median=2.0, low=3.0, high=4.0)
     with pytest.raises(ConfigError, match="has: a"):
         found.host("b")
     assert figure(0.0).spread == 0

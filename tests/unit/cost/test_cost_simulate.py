@@ -14,11 +14,11 @@ from simulated import (
 )
 
 from paceline.cost.compute import expected_maximum, update_curve
-from paceline.cost.exchanges import Exchange
+from paceline.cost.exchanges import ExchangeCost
 from paceline.cost.model import LayerCost, model_cost
-from paceline.cost.network import Wire
 from paceline.cost.pipeline import bubble_part, pipeline_seconds
-from paceline.cost.step import Member, step_cost
+from paceline.cost.step import TeamMember, step_cost
+from paceline.cost.transfer import Wire
 from paceline.errors import ConfigError
 
 
@@ -83,9 +83,9 @@ def test_every_order_has_each_operation_once() -> None:
 def test_synchronous_servers_agree_with_the_formula(workers: int, servers: int) -> None:
     wire = Wire(latency=0.01, bandwidth=100.0, both=100.0, message=0.0)
     model = model_cost([LayerCost(parameter_bytes=50.0)])
-    exchange = Exchange(kind="parameter_server", servers=servers, dedicated=True)
+    exchange = ExchangeCost(kind="parameter_server", servers=servers, dedicated=True)
     curve = update_curve([(1, 1.0)])
-    expected = step_cost([Member(curve, workers)], wire, model, exchange, workers).seconds
+    expected = step_cost([TeamMember(curve, workers)], wire, model, exchange, workers).seconds
     task = ServerTask(
         compute=(1.0,) * workers, size=50.0, bandwidth=100.0, latency=0.01, servers=servers
     )
@@ -105,8 +105,8 @@ def test_one_after_the_other_overlaps_what_sharing_does_not() -> None:
 def test_asynchronous_servers_agree_with_the_formula(workers: int) -> None:
     wire = Wire(latency=0.0, bandwidth=100.0, both=100.0, message=0.0)
     model = model_cost([LayerCost(parameter_bytes=50.0)])
-    exchange = Exchange(kind="parameter_server", dedicated=True, asynchronous=True)
-    team = [Member(update_curve([(1, 1.0)]), workers)]
+    exchange = ExchangeCost(kind="parameter_server", dedicated=True, asynchronous=True)
+    team = [TeamMember(update_curve([(1, 1.0)]), workers)]
     expected = step_cost(team, wire, model, exchange, workers)
     run = simulate_servers(
         ServerTask(

@@ -21,10 +21,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from paceline.cost.compute import update_curve
-from paceline.cost.exchanges import Exchange, agreement_bytes, agreement_seconds, server_bytes
+from paceline.cost.exchanges import ExchangeCost, agreement_bytes, agreement_seconds, server_bytes
 from paceline.cost.memory import Footprint, spread_mb
 from paceline.cost.model import LayerCost, ModelCost, host_model, model_cost
-from paceline.cost.network import (
+from paceline.cost.overlap import BucketCost, buckets, exposed_seconds, lane_end
+from paceline.cost.partition import activation_bytes, choose_modes, held_part
+from paceline.cost.pipeline import bubble_part, cut
+from paceline.cost.step import TeamMember, handling_seconds, optimizer_seconds, step_cost
+from paceline.cost.transfer import (
     Wire,
     allreduce_seconds,
     described_link,
@@ -32,10 +36,6 @@ from paceline.cost.network import (
     slowest_wire,
     wire,
 )
-from paceline.cost.overlap import Bucket, buckets, exposed_seconds, lane_end
-from paceline.cost.partition import activation_bytes, choose_modes, held_part
-from paceline.cost.pipeline import bubble_part, cut
-from paceline.cost.step import Member, handling_seconds, optimizer_seconds, step_cost
 from paceline.errors import ConfigError, StrategyError, UnsupportedError
 from paceline.schema import NodePlan
 from paceline.schema.machines import AllReduceCurve, CurvePoint, Link, exactly
@@ -46,7 +46,12 @@ GIGABIT = Wire(latency=2e-4, bandwidth=125e6, both=125e6, message=0.0)
 @given(teams, wires, models, exchanges, st.integers(1, 500), st.floats(1.0, 1e3))
 @settings(max_examples=150, deadline=None)
 def test_more_bandwidth_is_never_slower(
-    team: list[Member], wire: Wire, model: ModelCost, exchange: Exchange, batch: int, times: float
+    team: list[TeamMember],
+    wire: Wire,
+    model: ModelCost,
+    exchange: ExchangeCost,
+    batch: int,
+    times: float,
 ) -> None:
     slow = step_cost(team, wire, model, exchange, batch).seconds
     fast = step_cost(team, wire.faster(times), model, exchange, batch).seconds
@@ -56,7 +61,12 @@ def test_more_bandwidth_is_never_slower(
 @given(teams, wires, models, synchronous, st.integers(1, 500), st.floats(0, 1.0))
 @settings(max_examples=100, deadline=None)
 def test_more_latency_is_never_faster(
-    team: list[Member], wire: Wire, model: ModelCost, exchange: Exchange, batch: int, more: float
+    team: list[TeamMember],
+    wire: Wire,
+    model: ModelCost,
+    exchange: ExchangeCost,
+    batch: int,
+    more: float,
 ) -> None:
     far = dataclasses.replace(wire, latency=wire.latency + more)
     near = step_cost(team, wire, model, exchange, batch).seconds
@@ -66,7 +76,7 @@ def test_more_latency_is_never_faster(
 @given(wires, models, exchanges, st.integers(1, 500))
 @settings(max_examples=60, deadline=None)
 def test_one_node_does_not_communicate(
-    wire: Wire, model: ModelCost, exchange: Exchange, batch: int
+    wire: Wire, model: ModelCost, exchange: ExchangeCost, batch: int
 ) -> None:
     assume(not (exchange.kind == "parameter_server" and exchange.dedicated))
     curve = update_curve([(16, 0.1), (64, 0.3)])
@@ -78,7 +88,7 @@ def test_one_node_does_not_communicate(
 @given(teams, wires, models, exchanges, st.integers(1, 500))
 @settings(max_examples=100, deadline=None)
 def test_terms_are_never_negative_and_what_is_exposed_was_communicated(
-    team: list[Member], wire: Wire, model: ModelCost, exchange: Exchange, batch: int
+    team: list[TeamMember], wire: Wire, model: ModelCost, exchange: ExchangeCost, batch: int
 ) -> None:
     cost = step_cost(team, wire, model, exchange, batch)
     for term in (cost.compute, cost.exposed, cost.waiting, cost.data, cost.bytes_sent):
@@ -95,10 +105,10 @@ def test_a_chosen_partition_never_takes_longer_on_the_wire(
     free = dataclasses.replace(wire, latency=0.0, message=0.0)
     modes = choose_modes(model, free, nodes, batch)
     moved = activation_bytes(model, modes, nodes, batch) + agreement_bytes(
-        Exchange(), sum(x.parameter_bytes for x, m in zip(model.layers, modes, strict=True)
+        ExchangeCost(), sum(x.parameter_bytes for x, m in zip(model.layers, modes, strict=True)
                         if m == "batch"), nodes,
     )  # fmt: skip
-    assert moved <= agreement_bytes(Exchange(), model.parameter_bytes, nodes) * (1 + 1e-9)
+    assert moved <= agreement_bytes(ExchangeCost(), model.parameter_bytes, nodes) * (1 + 1e-9)
 
 
 @given(
@@ -123,9 +133,9 @@ def test_hindrance_only_adds_and_never_more_than_taking_turns(
 def test_servers_handle_what_they_get() -> None:
     model = dataclasses.replace(model_cost([LayerCost(parameter_bytes=100e6)]), optimizer_slots=1)
     assert optimizer_seconds(model, 10e9) == pytest.approx(0.05)
-    team = [Member(update_curve([(32, 0.6), (64, 1.0)]), 2, copying=10e9)]
-    served = Exchange(kind="parameter_server")
-    slow = Member(update_curve([(64, 4.0)]), copying=2e9)
+    team = [TeamMember(update_curve([(32, 0.6), (64, 1.0)]), 2, copying=10e9)]
+    served = ExchangeCost(kind="parameter_server")
+    slow = TeamMember(update_curve([(64, 4.0)]), copying=2e9)
     # a worker 40 ms; the server adds one gradient (150 ms), copies once (100), updates (250)
     assert handling_seconds(team, slow, model, served, 2) == pytest.approx(0.54)
     without = step_cost(team, GIGABIT, model, served, 64)
@@ -139,7 +149,7 @@ def test_pushing_hides_under_backward_and_pulling_does_not() -> None:
     layer = LayerCost(parameter_bytes=12.5e6, forward=0.1, backward=0.4)
     model = model_cost([layer, layer])
     team = [member(update_curve([(16, 0.5), (32, 1.0)]), 2)]
-    cost = step_cost(team, GIGABIT, model, Exchange(kind="parameter_server"), 64)
+    cost = step_cost(team, GIGABIT, model, ExchangeCost(kind="parameter_server"), 64)
     one_push = 2e-4 + 2 * 12.5e6 / 125e6  # both workers' bytes pass the server's link
     assert cost.communication == pytest.approx(2 * one_push + 2e-4 + 4 * 12.5e6 / 125e6)
     assert cost.exposed == pytest.approx(one_push + 2e-4 + 4 * 12.5e6 / 125e6)
@@ -153,8 +163,8 @@ def test_alexnet_over_two_nodes_by_hand() -> None:
     # gather 36,864 before fc1 and scatter 16,384 after fc2, forward and backward, half each
     assert activation_bytes(model, modes, 2, 32) == 32 * (36_864 + 16_384)
     team = [member(update_curve([(16, 0.8), (32, 1.6)]), 2)]
-    plain = step_cost(team, GIGABIT, model, Exchange(), 32)
-    split = step_cost(team, GIGABIT, model, Exchange(partition=modes), 32)
+    plain = step_cost(team, GIGABIT, model, ExchangeCost(), 32)
+    split = step_cost(team, GIGABIT, model, ExchangeCost(partition=modes), 32)
     assert plain.bytes_sent == pytest.approx(228.05e6)
     assert split.bytes_sent == pytest.approx(10.05e6 + 1.704e6, rel=1e-3)
     assert split.seconds < plain.seconds
@@ -164,22 +174,22 @@ def test_alexnet_over_two_nodes_by_hand() -> None:
 def test_exchanges_by_hand() -> None:
     size, nodes = 100e6, 4
     ring = 2 * 3 / 4 * size
-    assert agreement_bytes(Exchange(), size, nodes) == ring
-    assert agreement_bytes(Exchange(kind="ring"), size, nodes) == ring
+    assert agreement_bytes(ExchangeCost(), size, nodes) == ring
+    assert agreement_bytes(ExchangeCost(kind="ring"), size, nodes) == ring
     assert allreduce_seconds(GIGABIT, size, nodes) == pytest.approx(4e-4 + ring / 125e6)
     assert allreduce_seconds(GIGABIT, size, nodes, "ring") == pytest.approx(12e-4 + ring / 125e6)
-    star = Exchange(kind="reduce_broadcast")
+    star = ExchangeCost(kind="reduce_broadcast")
     through_the_first = 4e-4 + 3 * (size + 2**20) / 125e6
     assert agreement_seconds(star, GIGABIT, size, nodes) == pytest.approx(through_the_first)
     assert agreement_bytes(star, size, nodes) == 3 * size
-    apart = Exchange(kind="parameter_server", servers=2, dedicated=True)
+    apart = ExchangeCost(kind="parameter_server", servers=2, dedicated=True)
     assert server_bytes(apart, size, 8) == 4 * size
     assert server_bytes(apart, size, 1) == size
-    beside = Exchange(kind="parameter_server", servers=nodes, dedicated=False)
+    beside = ExchangeCost(kind="parameter_server", servers=nodes, dedicated=False)
     assert 2 * server_bytes(beside, size, nodes) == ring
-    rare = Exchange(kind="averaging", every=10)
+    rare = ExchangeCost(kind="averaging", every=10)
     team = [member(update_curve([(64, 1.0)]), nodes)]
-    often = step_cost(team, GIGABIT, alexnet_like(), Exchange(kind="averaging"), 64)
+    often = step_cost(team, GIGABIT, alexnet_like(), ExchangeCost(kind="averaging"), 64)
     seldom = step_cost(team, GIGABIT, alexnet_like(), rare, 64)
     assert seldom.exposed == pytest.approx(often.exposed / 10)
 
@@ -187,7 +197,7 @@ def test_exchanges_by_hand() -> None:
 @given(st.integers(2, 2000), st.integers(1, 50))
 def test_server_links_grow_with_workers(workers: int, servers: int) -> None:
     for dedicated in (True, False):
-        few = Exchange(kind="parameter_server", servers=servers, dedicated=dedicated)
+        few = ExchangeCost(kind="parameter_server", servers=servers, dedicated=dedicated)
         assert server_bytes(few, 1.0, workers) <= server_bytes(few, 1.0, workers + 1) + 1e-9
 
 
@@ -195,7 +205,7 @@ def test_buckets_hide_under_backward() -> None:
     def seconds(size: float) -> float:
         return size / 10
 
-    waiting = [Bucket(10, 1.0), Bucket(20, 4.0)]
+    waiting = [BucketCost(10, 1.0), BucketCost(20, 4.0)]
     assert lane_end(waiting, seconds) == 6.0
     assert exposed_seconds(waiting, 4.0, seconds) == 2.0
     assert exposed_seconds(waiting, 9.0, seconds) == 0.0
@@ -217,21 +227,21 @@ def test_buckets_lose_nothing(layers: list[tuple[float, float]]) -> None:
 
 def test_waiting_for_the_slowest_and_for_data() -> None:
     fast, slow = update_curve([(64, 1.0)]), update_curve([(64, 1e6)])
-    team = [Member(fast, 1), Member(slow, 1)]
+    team = [TeamMember(fast, 1), TeamMember(slow, 1)]
     model = model_cost([LayerCost(parameter_bytes=4.0)])
-    cost = step_cost(team, GIGABIT, model, Exchange(), 64)
+    cost = step_cost(team, GIGABIT, model, ExchangeCost(), 64)
     assert {p.samples for p in cost.portions} == {0, 64}
     assert cost.waiting == pytest.approx(0.5)  # the mean of 1 s and nothing
-    noisy = step_cost([Member(fast, 8, deviation=0.1)], GIGABIT, model, Exchange(), 64)
-    calm = step_cost([Member(fast, 8)], GIGABIT, model, Exchange(), 64)
+    noisy = step_cost([TeamMember(fast, 8, deviation=0.1)], GIGABIT, model, ExchangeCost(), 64)
+    calm = step_cost([TeamMember(fast, 8)], GIGABIT, model, ExchangeCost(), 64)
     assert noisy.waiting > calm.waiting
     split = model_cost([LayerCost(kind="Linear", parameter_bytes=4e6, input_bytes=8.0)])
-    team = [Member(fast, 8, deviation=0.1)]
-    whole = step_cost(team, GIGABIT, split, Exchange(), 64)
-    parted = step_cost(team, GIGABIT, split, Exchange(partition=("column",)), 64)
+    team = [TeamMember(fast, 8, deviation=0.1)]
+    whole = step_cost(team, GIGABIT, split, ExchangeCost(), 64)
+    parted = step_cost(team, GIGABIT, split, ExchangeCost(partition=("column",)), 64)
     # one change of hands before it and none after: three times waited instead of once
     assert parted.waiting == pytest.approx(math.sqrt(3) * whole.waiting)
-    starved = step_cost([Member(fast, 2, feed=8.0)], GIGABIT, model, Exchange(), 64)
+    starved = step_cost([TeamMember(fast, 2, feed=8.0)], GIGABIT, model, ExchangeCost(), 64)
     assert starved.seconds == pytest.approx(4.0)
     assert starved.data == pytest.approx(4.0 - starved.compute - starved.exposed)
 
@@ -240,8 +250,8 @@ def test_asynchronous_workers_are_limited_by_the_servers_links() -> None:
     model = model_cost([LayerCost(parameter_bytes=125e6)])
     free = Wire(latency=0.0, bandwidth=125e6, both=125e6, message=0.0)
     curve = update_curve([(1, 1.0)])
-    apart = Exchange(kind="parameter_server", asynchronous=True, dedicated=True)
-    one_each = [step_cost([Member(curve, n)], free, model, apart, n) for n in (2, 30, 4096)]
+    apart = ExchangeCost(kind="parameter_server", asynchronous=True, dedicated=True)
+    one_each = [step_cost([TeamMember(curve, n)], free, model, apart, n) for n in (2, 30, 4096)]
     # a cycle is 1 s of computing and 1 s each way, and more where messages meet
     assert 0.5 < one_each[0].images_per_second < 2 / 3
     # the server takes one push per second, however many workers there are
@@ -257,7 +267,7 @@ def test_pipeline_over_nodes() -> None:
     assert [(s.first, s.end) for s in cut(model, [3.0, 1.0])] == [(0, 3), (3, 4)]
     endless = Wire(latency=0.0, bandwidth=math.inf, both=math.inf, message=0.0)
     team = [member(update_curve([(64, 1.0)]), 2)]
-    cost = step_cost(team, endless, model, Exchange(kind="pipeline", micro_batches=4), 64)
+    cost = step_cost(team, endless, model, ExchangeCost(kind="pipeline", micro_batches=4), 64)
     assert cost.compute == pytest.approx(0.5)
     assert cost.bubble / cost.seconds == pytest.approx(bubble_part(2, 4))
     with pytest.raises(StrategyError, match="at most 4 nodes"):
@@ -329,7 +339,7 @@ def test_memory_of_a_node_among_others() -> None:
 
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="at least 1"):
-        Exchange(kind="averaging", every=0)
+        ExchangeCost(kind="averaging", every=0)
     with pytest.raises(UnsupportedError, match="needs allreduce"):
-        Exchange(kind="ring", partition=("column",))
+        ExchangeCost(kind="ring", partition=("column",))
     assert host_model(host()).backward_part == pytest.approx(alexnet_like().backward_part)

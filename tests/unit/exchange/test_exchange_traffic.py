@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from paceline import exchange
 from paceline.errors import DeadlineError, UnsupportedError
-from paceline.exchange.base import Setting
+from paceline.exchange.base import ExchangeSetting
 from paceline.exchange.network import Network, Traffic
 from paceline.schema import ExchangeSettings
 
@@ -51,7 +51,7 @@ def sums(kind: str, size: int) -> list[list[tuple[torch.Tensor, Traffic]]]:
 
     def work(network: Network) -> list[tuple[torch.Tensor, Traffic]]:
         settings = ExchangeSettings(kind=kind)  # type: ignore[arg-type]
-        built: Any = exchange.build(kind, Setting(network=network, options=settings))
+        built: Any = exchange.build(kind, ExchangeSetting(network=network, options=settings))
         results = []
         for number, length in enumerate(LENGTHS):
             flat = given(network.rank, length)
@@ -129,7 +129,7 @@ def posted(size: int, work: Callable[[Network], None]) -> list[list[str]]:
 def test_a_ring_is_always_ready_to_receive_before_it_sends(size: int) -> None:
     def work(network: Network) -> None:
         settings = ExchangeSettings(kind="ring")
-        built: Any = exchange.build("ring", Setting(network=network, options=settings))
+        built: Any = exchange.build("ring", ExchangeSetting(network=network, options=settings))
         built.sum(given(network.rank, 700_001), 0).wait()
         built.close()
 
@@ -175,7 +175,7 @@ def test_a_node_that_does_not_come_is_an_error_where_one_waits(kind: str) -> Non
             return ""
         network.place = "update 7"
         settings = ExchangeSettings(kind=kind)  # type: ignore[arg-type]
-        built: Any = exchange.build(kind, Setting(network=network, options=settings))
+        built: Any = exchange.build(kind, ExchangeSetting(network=network, options=settings))
         first, second = (built.sum(torch.ones(10), number) for number in range(2))
         with pytest.raises(DeadlineError) as caught:
             first.wait()
@@ -202,7 +202,7 @@ def compressed(compression: str) -> tuple[list[torch.Tensor], list[int]]:
 
     def work(network: Network) -> tuple[torch.Tensor, list[int]]:
         settings = ExchangeSettings(compression=compression, rank=1)  # type: ignore[arg-type]
-        setting = Setting(network=network, options=settings)
+        setting = ExchangeSetting(network=network, options=settings)
         built = exchange.build("allreduce", setting)
         weights = [torch.nn.Parameter(torch.zeros(40, 30)), torch.nn.Parameter(torch.zeros(40))]
         built.attach(weights)

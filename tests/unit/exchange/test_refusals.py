@@ -18,9 +18,9 @@ from torch._C._distributed_c10d import HashStore
 from paceline.errors import DivergedError, PacelineError, WorkerError
 from paceline.exchange.allreduce import AllReduce
 from paceline.exchange.averaging import Averaging
-from paceline.exchange.base import Beginning, Setting
-from paceline.exchange.hogwild import Hogwild
-from paceline.exchange.neighbours import Neighbours
+from paceline.exchange.base import Beginning, ExchangeSetting
+from paceline.exchange.gossip.hogwild import HogwildExchange
+from paceline.exchange.gossip.peers import Neighbours
 from paceline.exchange.network import Network
 from paceline.exchange.validation import BadMessageError, check_finite
 from paceline.local.finite import is_finite
@@ -71,7 +71,9 @@ def test_gradients_that_are_not_finite_are_not_added_up(overlap: bool) -> None:
         network = Network(dist.ProcessGroupGloo(store, rank, 2, options), HOSTS, backend="gloo")
         network.place = "update 3"
         exchange = AllReduce(
-            Setting(network=network, options=ExchangeSettings(overlap=overlap), overlap=overlap)
+            ExchangeSetting(
+                network=network, options=ExchangeSettings(overlap=overlap), overlap=overlap
+            )
         )
         exchange.attach([weights[rank]])
         try:
@@ -104,7 +106,9 @@ def test_weights_that_are_not_finite_are_not_averaged() -> None:
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         network = Network(dist.ProcessGroupGloo(store, rank, 2, options), HOSTS, backend="gloo")
         try:
-            exchange = Averaging(Setting(network=network, options=ExchangeSettings(every=1)))
+            exchange = Averaging(
+                ExchangeSetting(network=network, options=ExchangeSettings(every=1))
+            )
             exchange.attach([weights[rank]])
             exchange.before_update(1)
             exchange.after_update()
@@ -129,7 +133,7 @@ def test_weights_that_are_not_finite_are_not_mixed() -> None:
         context = RankContext(node=rank, nodes=2, port=port, secret="of this test alone")
         neighbours = Neighbours(context, plan, options, deadline=30.0)
         try:
-            exchange = Hogwild(Setting(network=neighbours, options=options))
+            exchange = HogwildExchange(ExchangeSetting(network=neighbours, options=options))
             exchange.attach([weights[rank]])
             beginning = Beginning(
                 update=0,

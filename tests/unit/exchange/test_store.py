@@ -17,12 +17,19 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
 from paceline.errors import ConfigError, WorkerError
-from paceline.exchange.meeting import read_arrival
 from paceline.exchange.opening import open_store
 from paceline.exchange.proving import prove_members
-from paceline.exchange.store import Order, SecureStore, Table, read_order
-from paceline.exchange.wire import Link, LostError, Request, Traffic, read_answer, read_request
-from paceline.launch.meeting import read_port
+from paceline.exchange.servers.rendezvous import read_arrival
+from paceline.exchange.store import SecureStore, StoreRequest, StoreTable, read_order
+from paceline.exchange.wire import (
+    Connection,
+    ConnectionLostError,
+    Request,
+    Traffic,
+    read_answer,
+    read_request,
+)
+from paceline.launch.rendezvous import read_port
 from paceline.schema import RankContext
 from paceline.secure.sealing import Sealing
 
@@ -179,12 +186,12 @@ def test_a_stranger_in_a_group_is_found_before_it_gets_anything() -> None:
 def test_requests_between_members_are_sealed() -> None:
     (first_group, first), (second_group, second) = pair((SECRET, SECRET))  # type: ignore[misc]
     assert isinstance(first, Sealing)
-    server = Link(first_group, 1, Traffic(), patience=20.0, sealing=first)
-    worker = Link(second_group, 0, Traffic(), patience=20.0, sealing=second)
+    server = Connection(first_group, 1, Traffic(), patience=20.0, sealing=first)
+    worker = Connection(second_group, 0, Traffic(), patience=20.0, sealing=second)
     threading.Thread(target=lambda: worker.ask(Request(kind=2, update=7, rate=0.5))).start()
     assert server.asked() == Request(kind=2, update=7, rate=0.5)
     threading.Thread(target=lambda: worker.send(torch.zeros(96 + 16, dtype=torch.uint8))).start()
-    with pytest.raises(LostError, match="was changed on its way"):
+    with pytest.raises(ConnectionLostError, match="was changed on its way"):
         server.asked()
     server.close()
     worker.close()
@@ -206,8 +213,10 @@ def test_readers_take_any_bytes() -> None:
     for text in (b"[]", b'{"node": -1, "host": "a"}', b'{"node": true, "host": "a"}', b"\xff"):
         with pytest.raises(WorkerError, match="arrival 3 in the run's store cannot be read"):
             read_arrival(3, text)
-    assert Table().answer(Order(do="launch")) == {"error": "the store has no order 'launch'"}
-    order = Order(do="set", keys=("a",), value=b"\x00", number=-3, seconds=1.5)
+    assert StoreTable().answer(StoreRequest(do="launch")) == {
+        "error": "the store has no order 'launch'"
+    }
+    order = StoreRequest(do="set", keys=("a",), value=b"\x00", number=-3, seconds=1.5)
     assert read_order(order.encoded()) == order
 
 

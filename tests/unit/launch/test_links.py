@@ -9,7 +9,7 @@ import pytest
 
 from paceline.launch.inspection import with_remedy
 from paceline.launch.links import measure, serve
-from paceline.launch.pairs import Link, Links
+from paceline.launch.pairs import LinkDirection, Links
 
 
 def test_measuring_over_loopback() -> None:
@@ -33,14 +33,16 @@ def test_nobody_listens() -> None:
     assert "Connection refused" in measure("127.0.0.1", port, "secret", 0.05)["error"]
 
 
-def full(names: str, **changed: tuple[float, float]) -> tuple[Link, ...]:
+def full(names: str, **changed: tuple[float, float]) -> tuple[LinkDirection, ...]:
     """All pairs at 1000 Mbit/s and 0.2 ms, but for those that are changed."""
     links = []
     for source in names:
         for target in names:
             if source != target:
                 megabits, trip = changed.get(source + target, (1000.0, 0.2))
-                link = Link(source=source, target=target, megabits=megabits, round_trip_ms=trip)
+                link = LinkDirection(
+                    source=source, target=target, megabits=megabits, round_trip_ms=trip
+                )
                 links.append(link)
     return tuple(links)
 
@@ -65,7 +67,7 @@ SLOW, FAR = (94.0, 0.2), (1000.0, 20.0)
         ),
         (Links(links=full("abc", ab=FAR)), ["hosts a and b are far apart: 20.0 ms"]),
         (
-            Links(links=(Link(source="a", target="b", error="timed out"),)),
+            Links(links=(LinkDirection(source="a", target="b", error="timed out"),)),
             ["nothing goes from host a to b: timed out"],
         ),
         (Links(clocks={"a": 0.9, "b": -4.2}), ["the clock of host b is 4.2 s behind"]),
@@ -80,7 +82,7 @@ def test_what_is_wrong(links: Links, starts: list[str]) -> None:
 
 
 def test_a_pair_is_told_of_once() -> None:
-    links = Links(links=(Link(source="a", target="b", error="timed out"),))
+    links = Links(links=(LinkDirection(source="a", target="b", error="timed out"),))
     assert links.problems(known={("a", "b")}) == []
 
 

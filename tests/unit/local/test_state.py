@@ -16,7 +16,7 @@ from torch import nn
 from paceline.errors import RunDirectoryError
 from paceline.local.packing import can_pack, pack, unpack
 from paceline.local.state import WHOLE, OwnOptimizer, unsaved_sentence
-from paceline.train.checkpoint import Checkpoints, Position, TrainState
+from paceline.training.checkpoint import Checkpoints, Position, TrainState
 
 Base = torch.optim.Optimizer
 

@@ -128,7 +128,7 @@ def test_fp32_before_does_not_let_bf16_end_the_process() -> None:
 import torch
 from paceline.errors import StrategyError
 from paceline.local.tiles import check_bf16
-from paceline.measure.instructions import try_amx, use_safe_instructions
+from paceline.hardware.instructions import try_amx, use_safe_instructions
 from paceline.schema import Config
 
 layer = torch.nn.Conv2d(64, 64, 3)
@@ -152,7 +152,7 @@ def test_a_process_that_begins_with_fp32_can_go_on_in_bf16() -> None:
         """
 import torch
 from paceline.schema import Config
-from paceline.train.parts import make_parts
+from paceline.training.parts import make_parts
 
 parts = make_parts(Config())
 model = parts.build_model()
@@ -178,9 +178,9 @@ def test_amx_can_be_switched_off() -> None:
     text = """
 from paceline.config.environment import instruction_limit
 from paceline.local import tiles
-from paceline.measure import instructions
+from paceline.hardware import instructions
 from paceline.schema import Config
-from paceline.train.parts import make_parts
+from paceline.training.parts import make_parts
 
 instructions.announces_amx = lambda: True
 tiles.correcting_cpuid = instructions.try_amx = None  # neither may be called

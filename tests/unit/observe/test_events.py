@@ -15,12 +15,12 @@ from paceline.schema.events import (
     End,
     Event,
     Exchanged,
+    InterfaceTraffic,
     Note,
+    RankSession,
     Sample,
-    Session,
     Span,
     Start,
-    Traffic,
     decode_line,
     encode_line,
     newest_sessions,
@@ -53,7 +53,11 @@ EVENTS: list[Event] = [
         iowait=0.05,
         resident=123456,
         threads=9,
-        network={"lo": Traffic(bytes_sent=1, bytes_received=2, packets_sent=3, packets_received=4)},
+        network={
+            "lo": InterfaceTraffic(
+                bytes_sent=1, bytes_received=2, packets_sent=3, packets_received=4
+            )
+        },
         disk_read=5,
         disk_written=6,
     ),
@@ -173,7 +177,7 @@ def test_runs_are_read_rank_by_rank(tmp_path: Path) -> None:
 
 
 def test_the_offset_is_a_straight_line_between_measurements() -> None:
-    session = Session(
+    session = RankSession(
         start=START,
         clocks=(
             Clock(time=110.0, offset=1.0, uncertainty=0.0),
@@ -188,6 +192,6 @@ def test_an_offset_measured_at_the_start_holds_until_the_next_one() -> None:
     start = Start(
         rank=1, node=1, host="b", pid=7, time=100.0, began=98.0, offset=4.0, uncertainty=0.001
     )
-    assert Session(start=start).common(50.0) == 46.0
-    later = Session(start=start, clocks=(Clock(time=200.0, offset=5.0, uncertainty=0.001),))
+    assert RankSession(start=start).common(50.0) == 46.0
+    later = RankSession(start=start, clocks=(Clock(time=200.0, offset=5.0, uncertainty=0.001),))
     assert math.isclose(later.offset(150.0), 4.5)

@@ -16,18 +16,18 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 from paceline import exchange
-from paceline.exchange.base import Setting
+from paceline.exchange.base import ExchangeSetting
 from paceline.exchange.network import Network, Traffic
 from paceline.observe.metrics import EXCHANGE_KEYS, exchange_counts, exchange_line, totals
 from paceline.observe.recorder import make_recorder
 from paceline.schema import ExchangeSettings, RankContext
-from paceline.schema.events import Session, read_sessions
+from paceline.schema.events import RankSession, read_sessions
 
 UPDATES = 3
 FEATURES = 40_000
 
 
-def train(folder: Path, kind: str, rank: int, store: Any) -> tuple[Session, Traffic]:
+def train(folder: Path, kind: str, rank: int, store: Any) -> tuple[RankSession, Traffic]:
     """Three updates of one node as the loop does them; what was recorded, and its sum."""
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = datetime.timedelta(seconds=20)
@@ -40,7 +40,7 @@ def train(folder: Path, kind: str, rank: int, store: Any) -> tuple[Session, Traf
             "exchange", started, seconds, detail=operation
         )
         settings = ExchangeSettings(kind=kind)  # type: ignore[arg-type]
-        agree = exchange.build(kind, Setting(network=network, options=settings))
+        agree = exchange.build(kind, ExchangeSetting(network=network, options=settings))
         model = nn.Linear(FEATURES, 1, bias=False)
         agree.attach(list(model.parameters()))
         for update in range(UPDATES):

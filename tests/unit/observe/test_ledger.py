@@ -18,19 +18,19 @@ from paceline.schema.events import (
     End,
     Event,
     Exchanged,
-    Session,
+    RankSession,
     Span,
     Start,
     encode_line,
 )
-from paceline.schema.ledger import CATEGORIES, TITLES, Exchange, Ledger, RankLedger
+from paceline.schema.ledger import CATEGORIES, TITLES, ExchangeTotals, Ledger, RankLedger
 
 
 def session(
     *spans: Span, rank: int = 0, host: str = "a", began: float = 0.0, ended: float = 100.0
-) -> Session:
+) -> RankSession:
     start = Start(rank=rank, node=0, host=host, pid=1, time=began, began=began, world_size=2)
-    return Session(start=start, spans=spans, end=End(time=ended))
+    return RankSession(start=start, spans=spans, end=End(time=ended))
 
 
 def span(name: str, start: float, end: float, **fields: object) -> Span:
@@ -170,7 +170,7 @@ def test_what_the_exchange_counted_is_added_up_over_updates_and_sessions() -> No
     outside = Exchanged(time=20.0, bytes_sent=7, messages_sent=1, seconds=0.25, waited_seconds=0.5)
     one = replace(session(span("compute", 0, 100)), exchanged=(line, line, outside))
     (found,) = make_ledger({0: [one, one]}).ranks
-    assert found.exchange == Exchange(
+    assert found.exchange == ExchangeTotals(
         updates=4,
         bytes_sent=400,
         bytes_received=360,
@@ -189,7 +189,7 @@ def test_a_wait_for_several_ranks_is_divided_among_them() -> None:
     assert found.waited_for == {1: 5, 2: 5}
 
 
-def four_ranks() -> dict[int, list[Session]]:
+def four_ranks() -> dict[int, list[RankSession]]:
     """Rank 2 on host b is slow: the others wait 14 of 100 seconds for it."""
     found = {}
     for rank in range(4):
@@ -232,7 +232,7 @@ def test_who_came_last_to_an_exchange_is_read_from_the_common_clock() -> None:
     """Host b's clock is 1000 s ahead. Rank 1 comes to the exchange 30 s after rank 0."""
     early = session(span("compute", 0, 20), span("exchange", 20, 60, update=0))
     start = Start(rank=1, node=1, host="b", pid=1, time=1000.0, began=1000.0)
-    late = Session(
+    late = RankSession(
         start=start,
         spans=(span("compute", 1000, 1050), span("exchange", 1050, 1060, update=0)),
         clocks=(Clock(time=1000.0, offset=1000.0, uncertainty=0.001),),
@@ -254,7 +254,7 @@ def test_leaders_of_nodes_exchange_for_the_ranks_of_their_node() -> None:
         start = Start(rank=rank, node=rank // 2, host="ab"[rank // 2], pid=1, time=0.0, began=0.0)
         came = 20 if rank == 0 else 50
         spans = (span("exchange", came, 60, update=0),) if rank % 2 == 0 else ()
-        ranks[rank] = [Session(start=start, spans=spans, end=End(time=100.0))]
+        ranks[rank] = [RankSession(start=start, spans=spans, end=End(time=100.0))]
     found = make_ledger(ranks)
     assert found.ranks[0].waited_for == {2: 30}
     assert found.ranks[2].waited_for == {}

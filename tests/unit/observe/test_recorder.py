@@ -11,7 +11,7 @@ import pytest
 
 from paceline.observe.recorder import FileRecorder, NullRecorder, Recorder, make_recorder
 from paceline.schema import RankContext
-from paceline.schema.events import Sample, Session, Start, read_lines, read_sessions
+from paceline.schema.events import RankSession, Sample, Start, read_lines, read_sessions
 
 
 def make_start(**changes: object) -> Start:
@@ -19,7 +19,7 @@ def make_start(**changes: object) -> Start:
     return Start(**(fields | changes))  # type: ignore[arg-type]
 
 
-def only_session(folder: Path) -> Session:
+def only_session(folder: Path) -> RankSession:
     (session,) = read_sessions(folder / "events.jsonl")
     return session
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from paceline.local.board import Board, anonymous_memory
-from paceline.observe.posts import BothPosts, FolderPosts, StorePosts
+from paceline.observe.mailbox import BothPosts, FolderPosts, StorePosts
 from paceline.observe.recorder import make_recorder
 from paceline.observe.stall import (
-    Progress,
+    RankProgress,
     StallSettings,
     StallWatch,
     board_place,
@@ -187,7 +187,7 @@ RANK = """
 import os, signal, sys, time
 from pathlib import Path
 from paceline.local.board import Board
-from paceline.observe.posts import FolderPosts
+from paceline.observe.mailbox import FolderPosts
 from paceline.observe.stall import StallSettings, StallWatch, board_place
 from paceline.schema import RankContext
 descriptor, rank, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
@@ -240,12 +240,12 @@ def test_the_limit_follows_the_median_update_and_stays_within_the_deadline(
 
 
 def test_the_length_of_an_update_is_seen_from_outside() -> None:
-    progress = Progress(0.0)
+    progress = RankProgress(0.0)
     progress.see(("update", 0), 1.0)
     progress.see(("update", 4), 3.0)  # four updates in two seconds
     progress.see(("summing gradients", 4), 3.2)
     progress.see(("update", 6), 4.0)
-    assert Progress(0.0).update_seconds is None
+    assert RankProgress(0.0).update_seconds is None
     progress.see(("update", 7), 4.5)
     assert progress.update_seconds == 0.5
     assert progress.since == 4.5

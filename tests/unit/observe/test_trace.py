@@ -24,12 +24,12 @@ from paceline.schema.events import (
     Clock,
     End,
     Event,
+    InterfaceTraffic,
     Note,
+    RankSession,
     Sample,
-    Session,
     Span,
     Start,
-    Traffic,
     encode_line,
     newest_sessions,
     sessions,
@@ -85,9 +85,9 @@ def check_nesting(events: list[dict[str, Any]]) -> None:
             ends.append(end)
 
 
-def network(count: int) -> dict[str, Traffic]:
+def network(count: int) -> dict[str, InterfaceTraffic]:
     return {
-        "eth0": Traffic(
+        "eth0": InterfaceTraffic(
             bytes_sent=count, bytes_received=2 * count, packets_sent=1, packets_received=1
         )
     }
@@ -125,7 +125,7 @@ def rank_events(rank: int, host: str, shift: float) -> list[Event]:
     ]
 
 
-def two_ranks() -> list[Session]:
+def two_ranks() -> list[RankSession]:
     return sessions(rank_events(0, "a", 0.0)) + sessions(rank_events(1, "b", 500.0))
 
 
@@ -176,7 +176,7 @@ def test_resources_are_counters_and_traffic_is_a_rate() -> None:
 )
 def test_any_spans_make_a_valid_trace_and_none_is_lost(spans: list[Span]) -> None:
     start = Start(rank=0, node=0, host="a", pid=1, time=0.0, began=0.0)
-    trace = make_trace([Session(start=start, spans=tuple(spans))])
+    trace = make_trace([RankSession(start=start, spans=tuple(spans))])
     check_format(trace)
     assert len([e for e in trace["traceEvents"] if e["ph"] == "X"]) == len(spans)
 

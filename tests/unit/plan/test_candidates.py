@@ -10,7 +10,7 @@ from paceline.errors import ConfigError
 from paceline.plan import asked_node, asked_plan, refuse_options_without_strategy
 from paceline.plan.candidates import candidate, describe, structures, variants
 from paceline.plan.local import OPTIONS
-from paceline.schema import Config, LocalSettings, NodePlan, Numerics, Workload
+from paceline.schema import Config, LocalSettings, NodePlan, Numerics, WorkloadSettings
 from paceline.schema.config import STRATEGIES
 
 
@@ -148,7 +148,7 @@ def test_stages_that_contradict_the_cuts() -> None:
 
 def test_plan_of_what_was_asked() -> None:
     config = Config(
-        workload=Workload(batch_per_worker=16),
+        workload=WorkloadSettings(batch_per_worker=16),
         numerics=Numerics(precision="bf16", memory_format="channels_last"),
     )
     plan = asked_plan(config, NodePlan(strategy="processes", processes=3), "asked")

@@ -7,7 +7,7 @@ from cost_cases import host
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.cost.network import described_link
+from paceline.cost.transfer import described_link
 from paceline.errors import ConfigError
 from paceline.plan.answer import Prediction, Question
 from paceline.plan.predict import predict, rate_text

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.plan.pilot import Knowledge, expected, next_leg
 from paceline.plan.teams import (
-    Seen,
+    TeamKnowledge,
     Way,
     labels,
     members_of,
@@ -22,10 +22,10 @@ from paceline.plan.teams import (
 )
 from paceline.schema import Config, ExchangeSettings, NodePlan, Numerics, Plan
 from paceline.schema.legs import Leg
-from paceline.train.shares import fairer_shares
+from paceline.training.shares import fairer_shares
 
 ABC = Plan(nodes=tuple(NodePlan(host=name) for name in "abc"), batch_size=300)
-SEEN = Seen(speeds=(100.0, 100.0, 100.0), wire=1e6, weights=1e6, state=3e6, setup=0.5)
+SEEN = TeamKnowledge(speeds=(100.0, 100.0, 100.0), wire=1e6, weights=1e6, state=3e6, setup=0.5)
 
 
 def names(config: Config, everyone: Plan = ABC, **changes: object) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 
 from paceline.schema.version import Serving
 from paceline.serve.manager import Manager, NotServedError, Options
-from paceline.serve.source import Source
+from paceline.serve.source import ModelSource
 from paceline.serve.versions import write_serving
 
 
@@ -27,7 +27,7 @@ def models(exported: Path, tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
-async def settled(manager: Manager, source: Source) -> None:
+async def settled(manager: Manager, source: ModelSource) -> None:
     while await manager.follow(source.look()):
         pass
     while manager._tasks:
@@ -49,7 +49,7 @@ def test_versions_follow_the_folder(models: Path) -> None:
     digits = models / "digits"
 
     async def work() -> None:
-        manager, source = Manager(Options(batch=1), said.append), Source([models])
+        manager, source = Manager(Options(batch=1), said.append), ModelSource([models])
         with pytest.raises(NotServedError) as early:
             manager.find("digits")
         assert early.value.known  # before the first look nobody knows what there is
@@ -99,7 +99,7 @@ def test_a_broken_newest_version_is_not_in_the_way_of_a_start(models: Path) -> N
 
     async def work() -> None:
         manager = Manager(Options(batch=1), lambda text: None)
-        await settled(manager, Source([models]))
+        await settled(manager, ModelSource([models]))
         assert states(manager) == {1: "AVAILABLE"}
         assert manager.is_ready
         await manager.close()
@@ -115,7 +115,7 @@ def test_labels_and_canaries(models: Path) -> None:
 
     async def work() -> None:
         manager = Manager(Options(batch=1), lambda text: None)
-        source = Source([models])
+        source = ModelSource([models])
         await settled(manager, source)
         assert sorted(states(manager)) == [1, 3]
         assert manager.find("digits", label="canary").number == 3
@@ -145,7 +145,7 @@ def test_memory_is_for_those_who_are_asked(models: Path) -> None:
 
     async def work() -> None:
         options = Options(batch=1, memory=int(1.5 * size))
-        manager, source = Manager(options, lambda text: None), Source([models])
+        manager, source = Manager(options, lambda text: None), ModelSource([models])
         await settled(manager, source)
         assert [states(manager, "digits"), states(manager, "other")] == [{}, {1: "AVAILABLE"}]
         assert manager.is_ready  # what was unloaded for memory comes back when it is asked for

@@ -26,7 +26,7 @@ pytest.importorskip("uvicorn")
 
 from paceline.errors import ConfigError
 from paceline.schema.version import Serving
-from paceline.serve.door import Door
+from paceline.serve.door import Listener
 from paceline.serve.inputs import Preparer
 from paceline.serve.trained import open_trained
 from paceline.serve.versions import write_serving
@@ -286,20 +286,20 @@ def test_slow_clients_are_cut_off(served: Served) -> None:
 
 
 def test_only_this_machine_is_let_in_without_a_secret(tmp_path: Path) -> None:
-    Door().check()
-    Door(host="::1").check()
+    Listener().check()
+    Listener(host="::1").check()
     key = tmp_path / "key"
     key.write_text("x")
     with pytest.raises(ConfigError, match="--token-file"):
-        Door(host="0.0.0.0").check()
+        Listener(host="0.0.0.0").check()
     with pytest.raises(ConfigError, match="--tls-cert"):
-        Door(host="0.0.0.0", token="x" * 16).check()
+        Listener(host="0.0.0.0", token="x" * 16).check()
     with pytest.raises(ConfigError, match="16 characters"):
-        Door(token="short").check()
+        Listener(token="short").check()
     with pytest.raises(ConfigError, match="belong together"):
-        Door(certificate=key).check()
-    Door(host="0.0.0.0", token="x" * 16, plain=True).check()
-    Door(host="0.0.0.0", token="x" * 16, certificate=key, key=key).check()
+        Listener(certificate=key).check()
+    Listener(host="0.0.0.0", token="x" * 16, plain=True).check()
+    Listener(host="0.0.0.0", token="x" * 16, certificate=key, key=key).check()
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.api import HostsRequest, Start
+from paceline.api import HostsRequest, TrainingStart
 from paceline.config import config_from
 from paceline.errors import LostError
 from paceline.run import RunDirectory
@@ -19,9 +19,9 @@ HOSTS = Hosts(host=tuple(Host(name=name) for name in "abc"))
 ERROR = LostError("host c (rank 2) has gone")
 
 
-def begun(folder: Path, *, engine: str = "auto", restarts: int = 2) -> Start:
+def begun(folder: Path, *, engine: str = "auto", restarts: int = 2) -> TrainingStart:
     said: list[str] = []
-    return Start(
+    return TrainingStart(
         config=config_from({"train.restarts": restarts}),
         run=RunDirectory(folder),
         hosts=HostsRequest(hosts=HOSTS, engine=engine),

@@ -13,7 +13,7 @@ import paceline
 from paceline.api import HostsRequest
 from paceline.config.hosts import find_hosts
 from paceline.errors import PacelineError
-from paceline.launch.session import Order, Session
+from paceline.launch.session import HostOrder, Session
 from paceline.run import RunDirectory
 from paceline.schema import NodePlan, Plan
 from paceline.workflow.spread import choose_engine
@@ -27,7 +27,7 @@ def run_standins(run: Path, hosts_text: str, engine: str, lines: list[str] | Non
     """Run the stand-ins that RUN/standin.json describes; what they print goes to `lines`."""
     hosts = find_hosts(hosts_text)
     nodes = tuple(NodePlan(host=place.host.name) for place in hosts.places)
-    order = Order(
+    order = HostOrder(
         run=RunDirectory(run),
         hosts=hosts,
         config='name = "test"\n',

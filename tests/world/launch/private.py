@@ -13,14 +13,14 @@ from paceline import cli
 from paceline.launch.joining import welcome_fields
 from paceline.launch.scripts import on_hosts
 from paceline.launch.session import Session
-from paceline.schema.hosts import Place
+from paceline.schema.hosts import NodePlace
 from paceline.workflow import spread
 
 
 class Private(Session):
     """Hosts that share no files."""
 
-    def welcome(self, place: Place) -> None:
+    def welcome(self, place: NodePlace) -> None:
         fields = welcome_fields(self, place) | {"marker": secrets.token_hex(16)}
         self.control.send(place.node, "welcome", **fields)
 

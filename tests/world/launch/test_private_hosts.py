@@ -19,7 +19,7 @@ from paced_model import put_into
 from paceline.launch.carry import is_used
 from paceline.schema.legs import read_legs
 from paceline.serve.versions import read_version, version_numbers
-from paceline.train.checkpoint import Checkpoints
+from paceline.training.checkpoint import Checkpoints
 
 HERE = Path(__file__).parent
 pytestmark = [pytest.mark.timeout(400), pytest.mark.world_size(2)]

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.backends.mpi.deadline import Deadline, Place
+from paceline.backends.mpi.between_hosts import NetworkTransport
+from paceline.backends.mpi.deadline import Deadline, GroupPlace
 from paceline.backends.mpi.dtypes import host, move, put_back, reduction
-from paceline.backends.mpi.network import NetworkTransport
 from paceline.backends.mpi.node import NodeTransport
 from paceline.backends.mpi.work import MpiWork
 from paceline.errors import UnsupportedError
@@ -30,7 +30,7 @@ class Collectives(dist.ProcessGroup):
     kept as an alias.
     """
 
-    _place: Place
+    _place: GroupPlace
     _transport: NodeTransport | NetworkTransport
 
     def _launch(

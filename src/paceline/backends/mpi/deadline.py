@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from paceline.errors import DeadlineError
 
-__all__ = ["Deadline", "Patience", "Place", "Watchdog", "WATCHDOG", "end_process_at_exit"]
+__all__ = ["Deadline", "Patience", "GroupPlace", "Watchdog", "WATCHDOG", "end_process_at_exit"]
 
 # Past a deadline a thread that sits inside MPI cannot be called back. A waiter outside gives up
 # after WAITER_GRACE; when there is none, the watchdog ends the process after WATCHDOG_GRACE.
@@ -27,7 +27,7 @@ _LONGEST_SLEEP = 1e-3
 
 
 @dataclass(frozen=True)
-class Place:
+class GroupPlace:
     """Where a rank stands: its group, and the group's ranks in the world."""
 
     group: str
@@ -59,7 +59,7 @@ class Deadline:
     __slots__ = ("end", "operation", "place", "seconds", "spins")
 
     def __init__(
-        self, operation: str, place: Place, seconds: float, *, background: bool = False
+        self, operation: str, place: GroupPlace, seconds: float, *, background: bool = False
     ) -> None:
         self.operation = operation
         # A thread that spins in the background takes the interpreter from the computation.

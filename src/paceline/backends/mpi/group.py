@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from paceline.backends.mpi.between_hosts import NetworkTransport
 from paceline.backends.mpi.collectives import Collectives, Tensors
-from paceline.backends.mpi.deadline import EXIT, Deadline, Place, end_process_at_exit
+from paceline.backends.mpi.deadline import EXIT, Deadline, GroupPlace, end_process_at_exit
 from paceline.backends.mpi.messages import Messages
-from paceline.backends.mpi.network import NetworkTransport
 from paceline.backends.mpi.node import NodeTransport
 from paceline.backends.mpi.work import CompletedWork, MpiWork, QueuedWork, explained
 from paceline.backends.mpi.worker import Completions, Worker
@@ -24,7 +24,7 @@ class MpiProcessGroup(Collectives):
 
     def __init__(
         self,
-        place: Place,
+        place: GroupPlace,
         seconds: float,
         transport: NodeTransport | NetworkTransport,
         message_comm: Any,

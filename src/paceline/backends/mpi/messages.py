@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
-from paceline.backends.mpi.deadline import Deadline, Place
+from paceline.backends.mpi.deadline import Deadline, GroupPlace
 from paceline.backends.mpi.dtypes import buffer, host, put_back
 from paceline.backends.mpi.work import PointToPointWork
 from paceline.backends.mpi.worker import Completions
@@ -25,7 +25,9 @@ _SLEEP = 0.5e-3
 class Messages:
     """Point-to-point traffic of one group, on a communicator of its own."""
 
-    def __init__(self, comm: Any, place: Place, seconds: float, completions: Completions) -> None:
+    def __init__(
+        self, comm: Any, place: GroupPlace, seconds: float, completions: Completions
+    ) -> None:
         self._comm = comm
         self._place = place
         self._seconds = seconds

@@ -144,13 +144,13 @@ def _create(options: Any, name: str) -> Any:
     """Make one group; called by torch on its members only."""
     from mpi4py import MPI
 
-    from paceline.backends.mpi.deadline import WATCHDOG, Deadline, Place
+    from paceline.backends.mpi.deadline import WATCHDOG, Deadline, GroupPlace
     from paceline.backends.mpi.group import MpiProcessGroup
     from paceline.backends.mpi.wire import gather_numbers
 
     seconds = options.timeout.total_seconds()
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
-    place = Place(str(options.group_id), options.group_rank, ranks)
+    place = GroupPlace(str(options.group_id), options.group_rank, ranks)
     deadline = Deadline("making a process group", place, seconds)
     WATCHDOG.enter(deadline)
     try:
@@ -204,7 +204,7 @@ def _transport(comm: Any, wanted: str) -> Any:
     from mpi4py import MPI
 
     from paceline.backends.mpi.arrival import shared_board
-    from paceline.backends.mpi.network import NetworkTransport
+    from paceline.backends.mpi.between_hosts import NetworkTransport
     from paceline.backends.mpi.node import NodeTransport
 
     if wanted == "network":

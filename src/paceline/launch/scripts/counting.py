@@ -19,7 +19,7 @@ _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class Resources:
     """What a machine has for ranks."""
 
     cores: int
@@ -29,11 +29,11 @@ class Machine:
     memory_mb: int = 2**40
 
 
-def this_machine() -> Machine:
+def this_machine() -> Resources:
     """What there is here."""
     import psutil
 
-    return Machine(
+    return Resources(
         cores=min(len(physical_cores(visible_cores())), usable_cores()),
         devices=cuda_devices(),
         memory_mb=round(psutil.virtual_memory().total / 1e6),
@@ -57,7 +57,7 @@ def cuda_devices(driver: Path = _DRIVER, environment: Mapping[str, str] | None =
     return found
 
 
-def auto_ranks(machine: Machine) -> int:
+def auto_ranks(machine: Resources) -> int:
     """The rule of `--nproc auto`: a rank per CUDA device; else by physical cores.
 
     Up to four cores: a rank each. Beyond: four ranks, and one per four cores once that is more;

@@ -15,10 +15,10 @@ from paceline.launch.channel import Message
 from paceline.launch.collect import Collecting
 from paceline.launch.control import Lost
 from paceline.launch.inspection import Inspection, inspect_hosts
-from paceline.launch.scripts.counting import Machine, auto_ranks
+from paceline.launch.scripts.counting import Resources, auto_ranks
 from paceline.launch.scripts.screen import Screen
-from paceline.launch.scripts.supervision import TERM_SECONDS, WORD_SECONDS, Outcome
-from paceline.launch.session import Order, Session
+from paceline.launch.scripts.supervision import TERM_SECONDS, WORD_SECONDS, RanksOutcome
+from paceline.launch.session import HostOrder, Session
 from paceline.launch.ssh import SshEngine, is_here
 from paceline.run import RunDirectory
 from paceline.schema import NodePlan, Plan, decode
@@ -58,7 +58,7 @@ def plan_ranks(hosts: Hosts, found: Inspection, asked: int | None) -> Plan:
     for host in hosts.workers:
         facts = found.facts[host.name]
         cores = min(facts["physical"], facts["usable"], host.cores or facts["physical"])
-        machine = Machine(cores=cores, devices=facts["devices"], memory_mb=facts["memory_mb"])
+        machine = Resources(cores=cores, devices=facts["devices"], memory_mb=facts["memory_mb"])
         ranks = asked or (host.slots if host.slots > 1 else auto_ranks(machine))
         threads = max(1, cores // ranks)
         nodes.append(
@@ -93,13 +93,13 @@ def run_on_hosts(
     plan: Plan,
     screen: Screen,
     say: Callable[[str], None],
-) -> Outcome:
+) -> RanksOutcome:
     """Run the script to its end on every host."""
     rank = 0
     for node in plan.nodes:
         screen.hosts.update(dict.fromkeys(range(rank, rank + node.ranks), node.host))
         rank += node.ranks
-    order = Order(
+    order = HostOrder(
         run=run,
         hosts=one_node_each(hosts),
         config=script_text(run.path.name, script),
@@ -111,11 +111,11 @@ def run_on_hosts(
     try:
         code = session.run()
     except _FailedError:
-        return Outcome(exits=tuple(session.exits))
+        return RanksOutcome(exits=tuple(session.exits))
     stopped = session.signals.numbers
     if code == 0 and not stopped:
         screen.let_go()
-    return Outcome(exits=(), signalled=stopped[0] if stopped else None)
+    return RanksOutcome(exits=(), signalled=stopped[0] if stopped else None)
 
 
 class _FailedError(Exception):
@@ -138,7 +138,7 @@ class _Logs(Collecting):
 class ScriptSession(Session):
     """Everything that is under way on the hosts of a script."""
 
-    def __init__(self, order: Order, screen: Screen) -> None:
+    def __init__(self, order: HostOrder, screen: Screen) -> None:
         super().__init__(order, SshEngine())
         self.screen = screen
         self.collecting = _Logs(self)

@@ -64,7 +64,7 @@ class _Rank:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class RanksOutcome:
     """How the ranks of one machine ended."""
 
     exits: tuple[RankExit, ...]
@@ -123,7 +123,7 @@ class Supervisor:
 
     # --- the whole ------------------------------------------------------------
 
-    def watch(self) -> Outcome:
+    def watch(self) -> RanksOutcome:
         """Run the script to its end."""
         guard = family.Guard()
         try:
@@ -314,9 +314,9 @@ class Supervisor:
             self._forget(key.data[0], key.fileobj)  # type: ignore[arg-type]
         self._selector.close()
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> RanksOutcome:
         exits = tuple(self._exit(rank) for rank in self._order)
-        return Outcome(exits=exits, signalled=self._signals[0] if self._signals else None)
+        return RanksOutcome(exits=exits, signalled=self._signals[0] if self._signals else None)
 
     # --- watching -------------------------------------------------------------
 

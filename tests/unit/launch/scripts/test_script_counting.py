@@ -16,7 +16,7 @@ from paceline.config.environment import (
 )
 from paceline.errors import ConfigError, RunDirectoryError
 from paceline.launch.scripts import counting, sources
-from paceline.launch.scripts.counting import Machine, asked_ranks, auto_ranks, cuda_devices
+from paceline.launch.scripts.counting import Resources, asked_ranks, auto_ranks, cuda_devices
 from paceline.local.cores import physical_cores
 from paceline.schema import RankContext
 from paceline.schema.script import Script, read_script, script_text
@@ -69,7 +69,7 @@ def test_cuda_devices_are_counted_without_torch(
     given = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert cuda_devices(tmp_path, given) == count
     assert cuda_devices(tmp_path / "no-driver", given) == 0
-    assert auto_ranks(Machine(cores=8, devices=3)) == 3
+    assert auto_ranks(Resources(cores=8, devices=3)) == 3
 
 
 def test_nproc() -> None:

@@ -1,0 +1,1 @@
+"""Gradients that travel smaller than they are."""

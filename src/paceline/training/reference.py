@@ -1,0 +1,328 @@
+"""Plain PyTorch in one process: what every plan is held against.
+
+Written out here, apart from what the strategies share, so that a fault of theirs is none of the
+reference's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from paceline.data.base import Source
+from paceline.data.samples import Samples
+from paceline.local.base import OptimizerState
+from paceline.local.steps import OwnStep, Supervised, users_code
+from paceline.local.still import settle, still
+from paceline.local.tiles import check_bf16
+from paceline.local.values import full_precision, mapped
+from paceline.schema import Config
+from paceline.training import lean
+from paceline.training.parts import Parts
+
+Divide = Callable[[int], Sequence[int]]
+"""How many samples of a batch each part has."""
+
+MOVES = (0.003, 0.3)
+"""How far two updates should move the weights, as a part of their norm.
+
+Less than this would be lost in the last digits of the weights; where it is more, the second update
+starts from weights that rounding alone has led apart.
+"""
+TARGET = 0.02
+"""How far they are to move where the learning rate alone would move them less or more."""
+TRIES = 4
+FUSED_FROM = 5_000_000
+"""Weights from which a step of an optimizer that is not fused would take most of the time."""
+NUDGE = 2.0**-22
+"""A change of the weights, relative to them, in about their last digit."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Real samples of one update, read as they are needed, without augmentation."""
+
+    source: Source
+    numbers: np.ndarray
+
+    @property
+    def count(self) -> int:
+        return len(self.numbers)
+
+    def parts(self, sizes: Sequence[int]) -> list[Samples]:
+        """The samples in parts of these sizes, each a batch of its own."""
+        found = self.source.samples(self.numbers, epoch=0, augment=False, sizes=sizes)
+        return found.divided(sizes)
+
+    def part(self, first: int, count: int, sizes: Sequence[int]) -> Samples:
+        """Some of the samples, which whoever computes them divides into parts of these sizes."""
+        numbers = self.numbers[first : first + count]
+        return self.source.samples(numbers, epoch=0, augment=False, sizes=sizes)
+
+    def whole(self) -> Samples:
+        """All of them."""
+        return self.parts([self.count])[0]
+
+
+@dataclass(kw_only=True)
+class ReferenceResult:
+    """What some updates came to."""
+
+    start: dict[str, torch.Tensor]
+    weights: dict[str, torch.Tensor]
+    """Weights and buffers, as a checkpoint has them."""
+    state: OptimizerState
+    rate: float = 1.0
+    """The learning rate, relative to the one that was asked for."""
+    outputs: torch.Tensor | None = None
+    """Of the first batch, before the first update."""
+    unused: set[str] = field(default_factory=set)
+    """Parameters that took no part in any update."""
+
+    def moved(self) -> float:
+        """How far the weights have moved, as a part of their norm; perhaps not finite."""
+        names = [name for name, tensor in self.weights.items() if moves(tensor)]
+        square = sum(norm(self.weights[name] - self.start[name]) ** 2 for name in names)
+        return math.sqrt(square / max(sum(norm(self.start[n]) ** 2 for n in names), 1e-30))
+
+
+def norm(tensor: torch.Tensor) -> float:
+    """Of any kind of tensor: sparse and complex ones too."""
+    plain = tensor.detach()
+    plain = plain if plain.layout is torch.strided else plain.to_dense()
+    plain = torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
+    return float(torch.linalg.vector_norm(plain.float()))
+
+
+def moves(tensor: torch.Tensor) -> bool:
+    """Whether an optimizer can move it: numbers that are not whole."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What of a model's state is tensors; the rest (`get_extra_state`) is not compared."""
+    state = model.state_dict()
+    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plainly:
+    """How the reference trains: the user's model, loss and optimizer, one process."""
+
+    config: Config
+    parts: Parts
+    precision: str
+    device: torch.device
+
+    def train(self, batches: Sequence[Drawn]) -> ReferenceResult:
+        """Updates from these batches, at a rate at which they can be compared."""
+        rate = 1.0
+        for attempt in range(TRIES):
+            found = self.run(batches, rate)
+            moved = found.moved()
+            if moved == 0.0 or MOVES[0] <= moved <= MOVES[1] or attempt + 1 == TRIES:
+                return found
+            rate *= TARGET / moved if math.isfinite(moved) else 1 / 1024
+        return found
+
+    def run(
+        self,
+        batches: Sequence[Drawn],
+        rate: float,
+        *,
+        divide: Divide | None = None,
+        nudge: int | None = None,
+        settled: bool = True,
+    ) -> ReferenceResult:
+        """Updates at this rate.
+
+        `divide`: gradients of the parts of each batch are added up by their weights.
+        `nudge`: the last digits of all weights are changed first, by this seed.
+        `settled`: BatchNorm uses the statistics that it has, not those of a batch.
+        """
+        model = self._model(settled=settled)
+        if nudge is not None:
+            _nudge(model, nudge)
+        start = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        optimizer = self._optimizer([p for _, p in named])
+        for group in optimizer.param_groups:
+            group["lr"] *= rate
+        outputs: torch.Tensor | None = None
+        unused = {name for name, _ in named}
+        for batch in batches:
+            sizes = [batch.count] if divide is None else list(divide(batch.count))
+            total = 0.0
+            for part in batch.parts(sizes):
+                loss, weight, given = self._loss(model, part)
+                if outputs is None and isinstance(given, torch.Tensor):
+                    outputs = given.detach()
+                if len(sizes) > 1:
+                    if weight == 0.0 and not loss.isfinite():  # 0 / 0
+                        continue
+                    loss = loss if weight is None else loss * weight
+                    total += weight or 0.0
+                with still():
+                    loss.backward()  # type: ignore[no-untyped-call]
+            for _, parameter in named if total else ():
+                if parameter.grad is not None:
+                    parameter.grad /= total
+            unused -= {name for name, parameter in named if parameter.grad is not None}
+            if self.config.optimizer.clip_norm is not None:
+                nn.utils.clip_grad_norm_([p for _, p in named], self.config.optimizer.clip_norm)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return ReferenceResult(
+            start=start,
+            weights=tensors_of(model),
+            state={name: dict(optimizer.state[p]) for name, p in named if optimizer.state.get(p)},
+            rate=rate,
+            outputs=outputs,
+            unused=unused,
+        )
+
+    def outputs(self, batch: Drawn, sizes: Sequence[int]) -> torch.Tensor:
+        """What a new model gives for a batch, part by part, BatchNorm aside."""
+        model = self._model(settled=True)
+        with torch.no_grad():
+            return torch.cat([self._forward(model, part.inputs) for part in batch.parts(sizes)])
+
+    def loss_apart(self, batch: Drawn, sizes: Sequence[int]) -> float | None:
+        """How far the loss of a batch is from the mean of its parts' losses, by their weights.
+
+        Of a step of the user's own, whose outputs nobody sees: by its value alone.
+        """
+        model = self._model(settled=True)
+        try:
+            with torch.no_grad():
+                whole = float(self._loss(model, batch.whole())[0])
+                found = [self._loss(model, part) for part in batch.parts(sizes)]
+        except RuntimeError:  # a step that takes derivatives itself
+            return None
+        counted = [(loss, weight) for loss, weight, _ in found if weight != 0.0]
+        value = sum(float(loss) * (1.0 if weight is None else weight) for loss, weight in counted)
+        value /= sum(weight or 0.0 for _, weight in counted) or 1.0
+        if not math.isfinite(whole):
+            return None
+        return abs(value - whole) / abs(whole) if whole else abs(value)
+
+    def _model(self, *, settled: bool) -> nn.Module:
+        model = self.parts.build_model().to(self.device).train()
+        if settled:
+            settle(model)
+        return model
+
+    def _loss(self, model: nn.Module, part: Samples) -> tuple[torch.Tensor, float | None, Any]:
+        """Of a part: the loss, its weight (None: a sum), and the model's outputs if they show."""
+        step, outputs = self.parts.step, None
+        values = mapped(part.values, lambda tensor: tensor.to(self.device))
+        with users_code(model, values, part.count):
+            if isinstance(step, Supervised):
+                inputs, targets = values
+                outputs = self._forward(model, inputs)
+                with still():
+                    found = step.loss(outputs, targets)
+            else:
+                assert isinstance(step, OwnStep)
+                with self._cast(), still():
+                    found = step.function(model, values)
+        if not isinstance(found, Mapping):
+            return found, float(part.count), outputs
+        weight = found.get("weight")
+        if weight is None:
+            return found["loss"], float(part.count), outputs
+        return found["loss"], None if isinstance(weight, str) else float(weight), outputs
+
+    def _forward(self, model: nn.Module, inputs: torch.Tensor) -> Any:
+        with self._cast(), still():
+            return full_precision(model(inputs.to(self.device)))
+
+    @contextlib.contextmanager
+    def _cast(self) -> Iterator[None]:
+        if self.precision != "bf16":
+            yield
+            return
+        if self.device.type == "cpu":
+            check_bf16()
+        with torch.autocast(self.device.type, dtype=torch.bfloat16):
+            yield
+
+    def _optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """The user's own, or torch's by its name: fused, as the strategies' is, only if large."""
+        settings = self.config.optimizer
+        if not self.parts.elementwise:
+            return self.parts.build_optimizer(parameters)
+        large = sum(parameter.numel() for parameter in parameters) > FUSED_FROM
+        rest: dict[str, Any] = {"weight_decay": settings.weight_decay, "fused": large or None}
+        rest["foreach"] = False if not large else None
+        if settings.name == "sgd":
+            rest |= {"momentum": settings.momentum, "nesterov": settings.nesterov}
+            return lean.SGD(parameters, lr=settings.learning_rate, **rest)
+        kind = lean.Adam if settings.name == "adam" else lean.AdamW
+        return kind(parameters, lr=settings.learning_rate, **rest)
+
+
+@torch.no_grad()
+def _nudge(model: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+            parameter.mul_(1 + NUDGE * noise)
+
+
+def loss_apart(
+    step: Supervised, outputs: torch.Tensor, targets: torch.Tensor, sizes: Sequence[int]
+) -> float | None:
+    """How far the loss of a batch is from the mean of its parts' losses, by their weights.
+
+    The larger of the relative errors of the loss and of its gradient; None where it cannot be told.
+    """
+    whole = _loss_and_gradient(step, outputs, targets)
+    if whole is None or not (math.isfinite(whole[0]) and bool(torch.isfinite(whole[1]).all())):
+        return None
+    value, total, gradients = 0.0, 0.0, []
+    pieces = zip(torch.split(outputs, list(sizes)), torch.split(targets, list(sizes)), strict=True)
+    for piece, wanted in pieces:
+        part = _loss_and_gradient(step, piece, wanted)
+        if part is None:
+            return None
+        if part[2] == 0.0:  # nothing of it counts: its mean is 0 / 0
+            gradients.append(torch.zeros_like(part[1]))
+            continue
+        weight = 1.0 if part[2] is None else part[2]
+        value += part[0] * weight
+        total += 0.0 if part[2] is None else weight
+        gradients.append(part[1] * weight)
+    value, gradient = value / (total or 1.0), torch.cat(gradients) / (total or 1.0)
+    gradient_norm = norm(whole[1])
+    apart = norm(gradient - whole[1]) / gradient_norm if gradient_norm else 0.0
+    if not (math.isfinite(value) and math.isfinite(apart)):
+        return math.inf
+    return max(apart, abs(value - whole[0]) / abs(whole[0])) if whole[0] else apart
+
+
+def _loss_and_gradient(
+    step: Supervised, outputs: torch.Tensor, targets: torch.Tensor
+) -> tuple[float, torch.Tensor, float | None] | None:
+    """The loss, its gradient, and its weight; None for that of a sum."""
+    leaf = outputs.detach().clone().requires_grad_()
+    try:
+        with still():
+            found = step.loss(leaf, targets)
+        named = found if isinstance(found, Mapping) else {"loss": found}
+        (gradient,) = torch.autograd.grad(named["loss"], leaf)
+    except Exception:  # the user's own code, on outputs that its model did not give
+        return None
+    given = named.get("weight")
+    if given is None:
+        given = len(targets)
+    weight = None if isinstance(given, str) else float(given)
+    return float(named["loss"].detach()), gradient, weight

@@ -1,0 +1,195 @@
+"""What a proof found, in a sentence: what differs first, and why as far as that can be told."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from paceline.local.steps import Supervised
+from paceline.schema import Plan
+from paceline.schema.proof import Cause, Proof
+from paceline.training.assemble import Task
+from paceline.training.compare import TOLERANCE, Difference, WeightComparison, compare
+from paceline.training.proof_samples import division, global_sampler
+from paceline.training.reference import Drawn, Plainly, ReferenceResult, loss_apart
+
+LOSS_BATCHES = 8
+"""Real batches whose loss is held against that of its parts,"""
+LOSS_ELEMENTS = 4_000_000
+"""with at most so many numbers in their outputs,"""
+LOSS_SAMPLES = 32
+"""and with so many samples where targets come only with their inputs."""
+STEP_BATCHES = 2
+"""Such batches of a step of the user's own, which computes the model with the loss."""
+LOSS_TOLERANCE = 0.001
+"""Relative; sums of a few hundred losses in fp32 are 1e-6 apart."""
+NOT_A_MEAN = (
+    "the loss is not a mean over samples (class weights, ignore_index, reduction='sum' or the like)"
+)
+NOT_BY_WEIGHT = (
+    "the loss that the step returns for a batch is not the mean of its parts' losses by their"
+    " weight (return as 'weight' how many tokens, or which sum of class weights, it is a mean by,"
+    " or 'sum'; or the model looks across samples)"
+)
+
+
+def judged(
+    task: Task,
+    plainly: Plainly,
+    batches: list[Drawn],
+    expected: ReferenceResult,
+    comparison: WeightComparison,
+    proof: Proof,
+) -> Proof:
+    """The proof with what was found, and the cause where something was."""
+    proof = dataclasses.replace(proof, tensors=comparison.tensors, largest=comparison.largest)
+    divides = len(division(task.plan, task.plan.batch_size)) > 1
+    apart = _loss_of_real_batches(task, plainly, expected) if divides else 0.0
+    if not comparison.differences and apart <= LOSS_TOLERANCE:
+        return dataclasses.replace(proof, passed=True)
+    who, remedy = name_of(task.plan), remedy_for(task)
+    if not comparison.differences:
+        number = f" (its parts are {apart:.2g} off)" if math.isfinite(apart) else ""
+        reason = f"{who} would give other weights: {_not_a_mean(plainly)}{number}; {remedy}"
+        return dataclasses.replace(proof, reason=reason, cause="loss", error=_number(apart))
+    found = comparison.differences[0]
+    cause, why = _why(task, plainly, batches, expected, found, apart)
+    return dataclasses.replace(
+        proof,
+        reason=f"{who} {found.sentence}: {why}; {remedy}",
+        cause=cause,
+        tensor=f"{found.name}|{found.entry}" if found.entry else found.name,
+        error=_number(found.error),
+    )
+
+
+def _not_a_mean(plainly: Plainly) -> str:
+    return NOT_A_MEAN if isinstance(plainly.parts.step, Supervised) else NOT_BY_WEIGHT
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _why(
+    task: Task,
+    plainly: Plainly,
+    batches: list[Drawn],
+    expected: ReferenceResult,
+    found: Difference,
+    apart: float,
+) -> tuple[Cause, str]:
+    """The cause of a difference, as far as plain trainings tell."""
+    sizes, step = division(task.plan, batches[0].count), plainly.parts.step
+    if apart > LOSS_TOLERANCE:
+        return "loss", _not_a_mean(plainly)
+    if len(sizes) > 1 and expected.outputs is not None and isinstance(step, Supervised):
+        targets = batches[0].whole().targets
+        if len(expected.outputs) == len(targets):
+            here = loss_apart(step, expected.outputs, targets, sizes)
+            if here is not None and here > LOSS_TOLERANCE:
+                return "loss", NOT_A_MEAN
+        if _looks_across(plainly, batches[0], sizes, expected.outputs):
+            return "samples", "what the model gives for a sample depends on the rest of the batch"
+    if found.name in expected.unused:
+        return "parts", (
+            "it takes no part in updates, which plain training leaves alone, but here weight decay"
+            " or momentum moves it"
+        )
+    if len(sizes) > 1:
+        divided = plainly.run(batches, expected.rate, divide=partial(division, task.plan))
+        tolerance = TOLERANCE[task.plan.precision]
+        if compare(divided.weights, divided.state, expected, tolerance=tolerance).differences:
+            return "parts", "the model computes something else when a batch is divided"
+    return "plan", f"the model computes something else {_when(task.plan)}"
+
+
+def _when(plan: Plan) -> str:
+    if plan.feature_layers:
+        return "when its layers are split over hosts"
+    if any(node.stages > 1 for node in plan.nodes):
+        return "when it is cut into stages"
+    if len(plan.nodes) > 1:
+        return f"with exchange.kind = {plan.exchange!r}"
+    if plan.memory_format != "contiguous":
+        return f"in {plan.memory_format}, or with this strategy"
+    return "with this strategy"
+
+
+def _looks_across(
+    plainly: Plainly, batch: Drawn, sizes: Sequence[int], whole: torch.Tensor
+) -> bool:
+    parts = plainly.outputs(batch, sizes)
+    tolerance = TOLERANCE[plainly.precision]
+    if parts.shape != whole.shape:
+        return True
+    apart = float(torch.linalg.vector_norm((parts - whole).float()))
+    return not apart <= tolerance * float(torch.linalg.vector_norm(whole.float()))
+
+
+def _loss_of_real_batches(task: Task, plainly: Plainly, expected: ReferenceResult) -> float:
+    """How far, at most, the loss of a real batch is from the mean of its parts' losses.
+
+    Labels that a loss leaves out or weighs differently may be rare: a few samples do not show them.
+    The outputs are those of the first batch again and again, the targets are real.
+    """
+    outputs, source, step = expected.outputs, plainly.parts.dataset.train, plainly.parts.step
+    if not isinstance(step, Supervised):
+        return _loss_of_step(task, plainly)
+    if outputs is None or outputs.dim() == 0 or len(outputs) == 0:
+        return 0.0
+    sampler = global_sampler(task, plainly.parts)
+    most = max(2, LOSS_ELEMENTS // LOSS_BATCHES // max(1, outputs[0].numel()))
+    known = source.targets is not None
+    largest = 0.0
+    for number in range(min(LOSS_BATCHES if known else 1, sampler.steps_per_epoch)):
+        numbers = sampler.batch(0, number)[: most if known else LOSS_SAMPLES]
+        if known:
+            assert source.targets is not None
+            targets = torch.from_numpy(source.targets[numbers])
+        else:
+            targets = source.fetch(numbers, epoch=0, augment=False)[1]
+        targets = targets.to(outputs.device)
+        rows = outputs[torch.arange(len(targets)) % len(outputs)]
+        apart = loss_apart(step, rows, targets, division(task.plan, len(targets)))
+        largest = max(largest, apart or 0.0)
+    return largest
+
+
+def _loss_of_step(task: Task, plainly: Plainly) -> float:
+    """The same of a step of the user's own, which computes the model too: on fewer samples."""
+    sampler = global_sampler(task, plainly.parts)
+    largest = 0.0
+    for step in range(min(STEP_BATCHES, sampler.steps_per_epoch)):
+        numbers = sampler.batch(0, step)[:LOSS_SAMPLES]
+        batch = Drawn(plainly.parts.dataset.train, numbers)
+        largest = max(largest, plainly.loss_apart(batch, division(task.plan, batch.count)) or 0.0)
+    return largest
+
+
+def name_of(plan: Plan) -> str:
+    """A plan in a word or two, as a sentence begins with it."""
+    strategies = list(dict.fromkeys(n.strategy for n in plan.nodes if n.role == "worker"))
+    name = " and ".join(f"`{strategy}`" for strategy in strategies)
+    if plan.memory_format != "contiguous":
+        name += f" in {plan.memory_format}"
+    if plan.precision != "fp32":
+        name += f" in {plan.precision}"
+    if len(plan.nodes) > 1:
+        name += f" on {len(plan.nodes)} nodes"
+    return name
+
+
+def remedy_for(task: Task) -> str:
+    plan = task.plan
+    if plan.feature_layers:
+        return "set exchange.partition = 'none'"
+    if len(plan.nodes) > 1:
+        return "train on one host with local.strategy = 'threads'"
+    if plan.memory_format != "contiguous" and plan.nodes[0].strategy in ("sequential", "threads"):
+        return "use numerics.memory_format = 'contiguous'"
+    return "use local.strategy = 'threads'"
