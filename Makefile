@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: train test test-slow fuzz check format bench bench-local clean
+.PHONY: train test test-slow fuzz check format docs screenshots bench bench-local clean
 
 train: $(READY)
 	$(BIN)/paceline train
@@ -37,6 +37,14 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The site, into site/: reference pages are made on the way, and a link that leads nowhere fails.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Pictures of the live page, from a real training on two nodes; needs Chromium.
+screenshots: $(READY)
+	$(BIN)/python docs/site/screenshots.py
+
 bench: $(READY)
 	$(BIN)/python -m benchmarks.overhead
 
@@ -44,11 +52,15 @@ bench-local: $(READY)
 	$(BIN)/python -m benchmarks.local
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist src/*.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist site src/*.egg-info
 
 # torch first and alone: a resolver that sees a range instead of a pin may fetch CUDA builds.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(PIP_FLAGS) -c constraints.txt torch
-	$(BIN)/pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[mpi,report,serve,dev]"
+	$(BIN)/pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[mpi,serve,dev]"
 	touch $(READY)
+
+$(VENV)/.docs: $(READY)
+	$(BIN)/pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[docs]"
+	touch $(VENV)/.docs

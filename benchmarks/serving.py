@@ -6,10 +6,13 @@
 
 The same exported ONNX model behind every server, the same body to each, and the same answer, which
 is checked before anything is timed (benchmarks/peers/serving.py). `hey` asks from 1 and from 16
-connections and shares the machine with the server. Servers take turns, each in new processes in
-every round. DIR of --environments holds `venv-litserve`, `venv-bentoml` and `venv-fastapi`, each
-made with `pip install NAME onnxruntime numpy pillow` (and `uvicorn[standard]`); those that are
-missing are left out. DIR of --models is filled when it is empty. Figures are added to FILE's.
+connections and shares the machine with the server. All servers of a model are started once and
+take turns of a few seconds, so that what else the machine does meets all of them; whoever has no
+turn is not asked. With 3 rounds the turns take 6 minutes; with all starts, 12.6 were seen on a
+machine at load 30 to 45. DIR of --environments holds `venv-litserve`, `venv-bentoml` and
+`venv-fastapi`, each made with `pip install NAME onnxruntime numpy pillow 'uvicorn[standard]'`;
+those that are missing are left out. DIR of --models is filled when it is empty. Figures are added
+to FILE's.
 
 "tensor" sends Paceline the same sample as 4-byte numbers behind the JSON of the Open Inference
 Protocol; "loop" is onnxruntime alone, on the batch that this made of 16 connections.
@@ -128,7 +131,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=WORKS, help="may be repeated")
     parser.add_argument("--way", action="append", choices=WAYS, help="may be repeated")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=int, default=5)
+    parser.add_argument("--seconds", type=int, default=3)
     parser.add_argument("--output", type=Path, help="add the figures to this JSON")
     parser.add_argument("--prepare", action="store_true", help="only make the models")
     parser.add_argument("--show", type=Path, help="only print the figures of this JSON")
@@ -147,17 +150,7 @@ def main() -> None:
     if options.output and options.output.exists():
         found = json.loads(options.output.read_text())
     for name in options.only or WORKS:
-        rounds = found.setdefault(name, {way: [] for way in ways})
-        for number in range(options.rounds):
-            for way in ways:
-                seen = measure(name, way, options, rounds)
-                if seen is None:
-                    continue
-                rounds.setdefault(way, []).append(vars(seen))
-                print(f"  {name}, round {number + 1}/{options.rounds}, {way}: {line(seen)}")
-            sys.stdout.flush()
-            if options.output:
-                options.output.write_text(json.dumps(found, indent=2) + "\n")
+        measure(name, ways, options, found)
     show(found)
 
 
@@ -239,33 +232,85 @@ def session(file: Path, threads: int) -> Any:
 
 
 def measure(
-    name: str, way: str, options: argparse.Namespace, rounds: Mapping[str, list[dict[str, Any]]]
-) -> Seen | None:
+    name: str, ways: Sequence[str], options: argparse.Namespace, found: dict[str, Any]
+) -> None:
+    """All rounds of one model, added to `found` as they end."""
+    rounds = found.setdefault(name, {way: [] for way in ways})
+    with contextlib.ExitStack() as stack:
+        servers = start(name, ways, options, stack)
+        for server in servers.values():
+            check(server.address, server.asked)
+            hey(server.address, server.asked, max(CONNECTIONS), 2)
+        for number in range(options.rounds):
+            for way in ways:
+                if way in servers:
+                    seen = turn(servers[way], options.seconds)
+                elif rounds.get("tensor"):
+                    batch = round(rounds["tensor"][-1]["batch"])
+                    seen = loop(model_file(name, options.models), batch, options.seconds)
+                else:
+                    continue
+                rounds.setdefault(way, []).append(vars(seen))
+                print(f"  {name}, round {number + 1}/{options.rounds}, {way}: {line(seen)}")
+            sys.stdout.flush()
+            if options.output:
+                options.output.write_text(json.dumps(found, indent=2) + "\n")
+
+
+@dataclass(frozen=True)
+class Server:
+    """One that runs, and how it is asked."""
+
+    address: str
+    asked: Question
+    process: int
+    """The first of its processes."""
+    tells_batches: bool
+
+
+def turn(server: Server, seconds: int) -> Seen:
     """One round of one way."""
-    if way == "loop":
-        batches = [one["batch"] for one in rounds.get("tensor", [])]
-        if not batches:
-            return None
-        return loop(model_file(name, options.models), round(batches[-1]), options.seconds)
-    asked = question(name, way, options.models)
     seen = Seen()
-    with running(name, way, options) as (address, server):
-        check(address, asked)
-        hey(address, asked, max(CONNECTIONS), 2)
-        for connections in CONNECTIONS:
-            key, before, spent = str(connections), batches_told(address, way), spent_by(server)
-            rate, seen.p50[key], seen.p99[key], count = hey(
-                address, asked, connections, options.seconds
-            )
-            seen.rate[key] = rate
-            seen.processor[key] = (spent_by(server) - spent) * 1000 / count
-            seen.batch = mean_batch(before, batches_told(address, way))
+    for connections in CONNECTIONS:
+        key, before, spent = str(connections), batches_told(server), spent_by(server.process)
+        seen.rate[key], seen.p50[key], seen.p99[key], count = hey(
+            server.address, server.asked, connections, seconds
+        )
+        seen.processor[key] = (spent_by(server.process) - spent) * 1000 / count
+        seen.batch = mean_batch(before, batches_told(server))
     return seen
 
 
+def start(
+    name: str, ways: Sequence[str], options: argparse.Namespace, stack: contextlib.ExitStack
+) -> dict[str, Server]:
+    """The servers of one model: Paceline, which measures the cores, before the others."""
+    found: dict[str, Server] = {}
+    own = [way for way in ("paceline", "tensor") if way in ways]
+    if own:
+        base, process, log = stack.enter_context(running(name, "paceline", options))
+        until_ready(f"{base}/v2/health/ready", process, log)
+        for way in own:
+            path = f"/v2/models/{name}/infer" if way == "tensor" else f"/v1/models/{name}:predict"
+            asked = question(name, way, options.models)
+            found[way] = Server(base + path, asked, process.pid, tells_batches=True)
+    others = {
+        way: stack.enter_context(running(name, way, options)) for way in ways if way in OTHERS
+    }
+    for way, (base, process, log) in others.items():
+        is_bentoml = WAYS[way].environment == "bentoml"
+        until_ready(base + ("/readyz" if is_bentoml else "/health"), process, log)
+        path = "/photographs" if is_bentoml and WORKS[name].photograph else "/predict"
+        asked = question(name, way, options.models)
+        found[way] = Server(base + path, asked, process.pid, tells_batches=False)
+    return found
+
+
 @contextlib.contextmanager
-def running(name: str, way: str, options: argparse.Namespace) -> Iterator[tuple[str, int]]:
-    """A server in new processes: the address that is asked, and the first of them."""
+def running(
+    name: str, way: str, options: argparse.Namespace
+) -> Iterator[tuple[str, subprocess.Popen[bytes], Path]]:
+    """A server in new processes, which may not answer yet: its address, the first, its log."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -273,28 +318,22 @@ def running(name: str, way: str, options: argparse.Namespace) -> Iterator[tuple[
     environment = dict(os.environ)
     if one.environment is None:
         words = [sys.executable, "-m", "paceline", "serve", str(folder), "--port", str(port)]
-        path = f"/v2/models/{name}/infer" if way == "tensor" else f"/v1/models/{name}:predict"
-        ready = "/v2/health/ready"
     else:
         workers = one.workers or CORES
         words = list(one.words)
         words[0] = str((options.environments / f"venv-{one.environment}/bin/{words[0]}").absolute())
-        path = "/predict"
         if one.environment == "bentoml":
             words += ["--port", str(port), "--host", "127.0.0.1"]
-            path = "/photographs" if WORKS[name].photograph else path
-        ready = "/readyz" if one.environment == "bentoml" else "/health"
         file = model_file(name, options.models).absolute()
         environment |= {"MODEL": str(file), "PORT": str(port), "WORKERS": str(workers)}
         environment |= {"THREADS": str(CORES // workers), "PYTHONPATH": str(ROOT)}
-    log = folder / "server.log"
+    log = folder / f"{way.replace(', ', '-').replace(' ', '-')}.log"
     with log.open("w") as out:
         process = subprocess.Popen(
             words, cwd=ROOT, env=environment, stdout=out, stderr=out, start_new_session=True
         )
     try:
-        until_ready(f"http://127.0.0.1:{port}{ready}", process, log)
-        yield f"http://127.0.0.1:{port}{path}", process.pid
+        yield f"http://127.0.0.1:{port}", process, log
     finally:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -370,11 +409,12 @@ def hey(
     return len(times) / max(ends), times[len(times) // 2] * 1000, most * 1000, len(times)
 
 
-def batches_told(address: str, way: str) -> dict[int, int]:
+def batches_told(server: Server) -> dict[int, int]:
     """How many batches of each size Paceline has computed."""
-    if WAYS[way].environment is not None:
+    if not server.tells_batches:
         return {}
-    with urllib.request.urlopen(re.sub(r"/v\d/.*", "/metrics", address), timeout=30) as answer:
+    metrics = re.sub(r"/v\d/.*", "/metrics", server.address)
+    with urllib.request.urlopen(metrics, timeout=30) as answer:
         text = answer.read().decode()
     pattern = r'^paceline_batches_total\{.*size="(\d+)"\} (\d+)$'
     return {int(size): int(count) for size, count in re.findall(pattern, text, re.MULTILINE)}
@@ -392,21 +432,24 @@ def loop(file: Path, batch: int, seconds: int) -> Seen:
     call = f"run_loop({str(file)!r}, {batch}, {seconds})"
     words = [sys.executable, "-c", f"from benchmarks.serving import run_loop; {call}"]
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
-    return Seen(rate={str(max(CONNECTIONS)): float(done.stdout)}, batch=float(batch))
+    rate, processor = map(float, done.stdout.split())
+    many = str(max(CONNECTIONS))
+    return Seen(rate={many: rate}, processor={many: processor}, batch=float(batch))
 
 
 def run_loop(file: str, batch: int, seconds: int) -> None:
-    """Prints samples per second."""
+    """Prints samples per second, and milliseconds of processor time of each."""
     alone = session(Path(file), CORES)
     shape = (batch, *alone.get_inputs()[0].shape[1:])
     inputs = np.random.default_rng(0).standard_normal(shape, np.float32)
     for _ in range(3):
         alone.run(None, {"input": inputs})
-    start, count = time.perf_counter(), 0
+    start, spent, count = time.perf_counter(), time.process_time(), 0
     while time.perf_counter() < start + seconds:
         alone.run(None, {"input": inputs})
         count += batch
-    print(count / (time.perf_counter() - start))
+    spent = time.process_time() - spent
+    print(count / (time.perf_counter() - start), spent * 1000 / count)
 
 
 def line(seen: Seen) -> str:
@@ -460,18 +503,25 @@ def table_row(way: str, rounds: Sequence[Mapping[str, Any]]) -> str:
 
 
 def bars(name: str, ways: Mapping[str, list[dict[str, Any]]]) -> Iterator[str]:
-    """Ratios of medians at the most connections, and whether they hold."""
-    many = str(max(CONNECTIONS))
+    """Ratios of medians, and whether they hold at the most connections."""
+    few, many = map(str, CONNECTIONS)
 
-    def rate(way: str) -> float:
-        return statistics.median(one["rate"][many] for one in ways[way])
+    def median(way: str, key: str = "rate", connections: str = many) -> float:
+        return statistics.median(one[key][connections] for one in ways[way])
 
+    rate = median
     others = [way for way in OTHERS if ways.get(way)]
     if others and ways.get("paceline"):
         best = max(others, key=rate)
         bar, ratio = (TWICE if name == "mnist_cnn" else 1.0), rate("paceline") / rate(best)
         held = "held" if ratio >= bar else "MISSED"
         yield f"{ratio:.2f} times the best other ({best}); bar {bar:g}: {held}"
+        least = min(others, key=lambda way: median(way, "processor"))
+        spent = median("paceline", "processor") / median(least, "processor")
+        yield f"{spent:.2f} of the processor time of the one that takes least ({least})"
+        best = max(others, key=lambda way: median(way, connections=few))
+        alone = median("paceline", connections=few) / median(best, connections=few)
+        yield f"from {few} connection {alone:.2f} times the best other ({best})"
     if ways.get("tensor") and ways.get("loop"):
         ratio = rate("tensor") / rate("loop")
         held = (

@@ -41,7 +41,7 @@ def attended(
     assert not failures, failures
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 300.0) -> None:
     """Until something is so."""
     end = time.monotonic() + seconds
     while not condition():

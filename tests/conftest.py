@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from leaks import BACKING, SESSION, Watch, adopt_orphans
 
 from paceline.hardware.instructions import use_safe_instructions
@@ -28,6 +29,10 @@ RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
 StartCli = Callable[..., "subprocess.Popen[str]"]
 
 _home: Path | None = None
+
+# On a busy machine examples take their time: that is no fault of what they are examples of.
+settings.register_profile("paceline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("paceline")
 
 
 def pytest_configure(config: pytest.Config) -> None:

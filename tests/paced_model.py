@@ -33,7 +33,7 @@ class Paced(torch.nn.Module):
             seconds = pace.read_text()
             (HERE / "asleep").write_text(seconds)
             time.sleep(float(seconds or 0))
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while not self.training and (HERE / "hold").exists() and time.monotonic() < end:
             (HERE / f"held-{os.getpid()}").touch()
             time.sleep(0.01)

@@ -11,16 +11,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.api import Result, Workload, train
+    from paceline.api import Result, Workload, evaluate, train
     from paceline.errors import PacelineError, RunError, UserError
     from paceline.pace.loop import Pace
 
-__all__ = ["Pace", "PacelineError", "Result", "RunError", "UserError", "Workload", "train"]
+__all__ = [
+    "Pace", "PacelineError", "Result", "RunError", "UserError", "Workload", "evaluate", "train",
+]  # fmt: skip
 
 _HOME = {
     "Pace": "paceline.pace.loop",
     "Result": "paceline.api",
     "Workload": "paceline.api",
+    "evaluate": "paceline.api",
     "train": "paceline.api",
     "PacelineError": "paceline.errors",
     "RunError": "paceline.errors",

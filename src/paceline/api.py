@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.config import config_from, dump_config, load_config, with_versions
 from paceline.config.environment import data_root
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from paceline.training.given import Given
 
 __all__ = [
-    "HostsRequest", "Result", "TrainingStart", "Workload", "begin", "legs_beside", "plan_beside",
-    "race", "resolve", "run_training", "summary_of", "train",
+    "HostsRequest", "Result", "TrainingStart", "Workload", "begin", "evaluate", "legs_beside",
+    "plan_beside", "race", "resolve", "run_training", "summary_of", "train",
 ]  # fmt: skip
 
 
@@ -58,6 +58,9 @@ class Workload:
     """What rates count: samples, or as "tokens" what the step's weight counts."""
     optimizer: str | Callable[..., Any] = "adam"
     """A name, or parameters -> `torch.optim.Optimizer` (also given `lr` if it takes one)."""
+    scheduler: str | Callable[..., Any] | None = None
+    """optimizer -> one of `torch.optim.lr_scheduler`, which takes a step after every epoch, or with
+    the setting `optimizer.scheduler_steps = "update"` after every update."""
     batch_size: int = 128
     """Samples per update over all workers."""
 
@@ -71,8 +74,12 @@ def train(
     run: str | Path | None = None,
     resume: bool = False,
     silent: bool = False,
+    hosts: str | None = None,
 ) -> Result:
     """Train, and find the fastest way meanwhile; `settings` are those of a configuration.
+
+    `hosts`: other machines too, as `paceline train --hosts`: names with commas between, a
+    hosts.toml, or "lab". What is trained must then have a name, as a function of a module has.
 
     `monitor`: what makes weights the best, as "loss:min" or "mae:min"; left to itself, test
     accuracy, or without classes test loss.
@@ -95,11 +102,51 @@ def train(
     _refuse_two_names(config, names)
     where = Path(run) if run is not None else None
     say = (lambda text: None) if silent else print
-    config, directory, plan = begin(config, run=where, resume=resume, given=given, say=say)
-    result = run_training(
-        TrainingStart(config=config, run=directory, plan=plan, given=given, silent=silent, say=say)
+    request = _hosts_request(hosts, config, given)
+    config, directory, plan = begin(
+        config, run=where, resume=resume, given=given, elsewhere=request is not None, say=say
     )
-    return dataclasses.replace(result, factory=given.model if given else None)
+    result = run_training(
+        TrainingStart(
+            config=config,
+            run=directory,
+            plan=plan,
+            given=given,
+            silent=silent,
+            say=say,
+            hosts=request,
+        )
+    )
+    return dataclasses.replace(result, factory=given.model if given else None, given=given)
+
+
+def evaluate(
+    trained: Result | str | Path, *, data: Any = None, weights: Literal["best", "latest"] = "best"
+) -> dict[str, float]:
+    """The loss, the accuracy where there are classes, and all metrics of a trained model.
+
+    On the run's own test data, or on `data`: a map-style dataset, whose samples are as those of the
+    training; with the loss, or the step, that it was trained with.
+
+    >>> result = paceline.train(...)                                         # doctest: +SKIP
+    >>> paceline.evaluate(result)                                            # doctest: +SKIP
+    {'loss': 0.08, 'accuracy': 0.98, 'top5': 1.0}
+    """
+    from paceline.serve.scoring import score
+
+    run, given = (trained.run, trained.given) if isinstance(trained, Result) else (trained, None)
+    return score(Path(run), given, data=data, weights=weights)
+
+
+def _hosts_request(hosts: str | None, config: Config, given: Given | None) -> HostsRequest | None:
+    """The machines that are named; what they cannot get is refused before anything is begun."""
+    if hosts is None:
+        return None
+    from paceline.config.hosts import find_hosts
+    from paceline.training.given import refuse_other_hosts
+
+    refuse_other_hosts(config, given)
+    return HostsRequest(hosts=find_hosts(hosts))
 
 
 def _names_and_objects(workload: Workload) -> tuple[dict[str, Any], Given | None]:
@@ -265,7 +312,11 @@ def resolve(config: Config) -> Config:
         dataclasses.replace(
             config,
             workload=work,
-            optimizer=dataclasses.replace(optimizer, name=_from_anywhere(optimizer.name)),
+            optimizer=dataclasses.replace(
+                optimizer,
+                name=_from_anywhere(optimizer.name),
+                scheduler=_from_anywhere(optimizer.scheduler),
+            ),
             data=dataclasses.replace(config.data, root=str(Path(root).resolve()) if root else None),
         )
     )

@@ -23,6 +23,7 @@ _NAMES_OF_NO_FILE = (errno.ENAMETOOLONG, errno.ELOOP)
 
 # name -> (module with a click command called `command`, one line for --help)
 COMMANDS: dict[str, tuple[str, str]] = {
+    "init": ("paceline.commands.init", "Write a first file that trains what is in a folder."),
     "train": ("paceline.commands.train", "Train a model; with no argument, the embedded default."),
     "run": ("paceline.commands.run", "Start any torch.distributed script, on one or many hosts."),
     "join": ("paceline.commands.join", "Let another host join a training that is under way."),
@@ -78,6 +79,7 @@ def paceline(debug: bool) -> None:
 
     \b
     paceline train                      the embedded default: real digits, a minute
+    paceline init                       a first file for what is in this folder
     paceline train my.toml              your own configuration
     paceline train --set train.epochs=2 any setting, changed on the line
     """

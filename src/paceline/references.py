@@ -251,6 +251,7 @@ def object_name(thing: object) -> str:
 
 
 def _described(thing: object) -> str:
+    thing = getattr(thing, "described_as", thing)  # what only wraps an object of the user's
     if isinstance(thing, functools.partial):
         return f"partial({_described(thing.func)})"
     if type(thing) in (tuple, list):

@@ -80,7 +80,7 @@ class Chromium:
         os.close(self._read)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(300)
 
     def call(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
         """Send a command and wait for its answer; events are kept meanwhile."""
@@ -181,9 +181,13 @@ class Page:
         self.call("Input.dispatchMouseEvent", type="mouseReleased", x=end[0], y=end[1],
                   button="left", clickCount=1)  # fmt: skip
 
-    def screenshot(self, path: Path, *, whole: bool = True) -> None:
+    def picture(self, *, whole: bool = True) -> bytes:
+        """The page as a PNG; `whole`: also what lies below the window."""
         data = self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"]
-        path.write_bytes(base64.b64decode(data))
+        return base64.b64decode(data)
+
+    def screenshot(self, path: Path, *, whole: bool = True) -> None:
+        path.write_bytes(self.picture(whole=whole))
 
     def pdf(self) -> bytes:
         data = self.call("Page.printToPDF", printBackground=True, paperWidth=8.27,

@@ -68,7 +68,7 @@ def test_reports_of_one_two_and_four_hosts(
     one = make_page(tmp_path / "four.html", runs[-1])
     several = make_page(tmp_path / "scaling.html", *runs)
     assert max(one.stat().st_size, several.stat().st_size) < LARGEST
-    with Chromium(folder, deadline=120) as browser:
+    with Chromium(folder, deadline=600) as browser:
         page = browser.open(one)
         check_drawn(page, one)
         for key in ("ledger", "exchange-time", "exchange-bytes", "timeline", "cpu", "traffic-sent"):

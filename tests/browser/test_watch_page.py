@@ -178,5 +178,5 @@ def test_a_host_of_four_dies_before_our_eyes(
         assert {re.match(r"\w+:(//[^/]*)?", url)[0] for url in page.requests} == {found[0]}  # type: ignore[index]
     finally:
         watcher.terminate()
-        watcher.communicate(timeout=60)
-        training.wait(120)
+        watcher.communicate(timeout=300)
+        training.wait(300)

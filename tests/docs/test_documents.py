@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -61,6 +65,30 @@ def test_examples_of_steps_train(tmp_path: Path, name: str) -> None:
     assert EXAMPLES[name] in done.stdout
 
 
+OTHERS = {
+    "lightning_module": ("lightning", "lightning", r"2 ranks: (\d+)\S* of the points"),
+    "hf_trainer": ("transformers", "huggingface", r"2 ranks: after 5, 6, 7 come \[(\d+)"),
+}
+"""Example: the package that it needs, the extra that has it, and what it prints."""
+
+
+@pytest.mark.slow
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("name", OTHERS)
+def test_examples_of_other_frameworks_train(tmp_path: Path, name: str) -> None:
+    package, extra, printed = OTHERS[name]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: pip install 'paceline[{extra}]'")
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", "run", "--nproc", "2", ROOT / "examples" / f"{name}.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = re.search(printed, done.stdout)
+    assert found is not None, done.stdout
+    assert int(found[1]) > 90 if name == "lightning_module" else int(found[1]) == 8
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OWN_LOOPS)
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -88,11 +116,74 @@ def test_the_loop_of_the_page_about_own_loops_trains(tmp_path: Path) -> None:
     assert len(lines) == 3
 
 
-def test_the_settings_of_the_readme_are_settings() -> None:
-    text, hosts = blocks(ROOT / "README.md", "toml")
-    assert [host["name"] for host in tomllib.loads(hosts)["host"]] == ["big", "small"]
-    assert len([line for line in text.splitlines() if line.strip()]) < 20
+def test_the_settings_of_the_page_about_own_code_are_settings() -> None:
+    (text,) = blocks(ROOT / "docs" / "own-code.md", "toml")
     assert config_from(tomllib.loads(text)).train.until.accuracy == 0.98
+
+
+def test_the_readme_fits_a_screen_or_two_and_its_figures_were_measured() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) < 80
+    measured = (ROOT / "docs" / "benchmarks.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    figures = [cell.split()[0] for row in rows for cell in row.split("|")[2:4]]
+    assert len(figures) >= 8
+    for figure in figures:
+        assert re.search(rf"\| {re.escape(figure)}[ |]", measured), f"{figure} is in no table"
+
+
+def run_paceline(*words: str, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env=os.environ | {"PACELINE_CACHE": str(cwd / "cache")},
+    )
+    assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_tutorial_goes_from_a_folder_to_two_nodes(tmp_path: Path) -> None:
+    tutorial = ROOT / "docs" / "tutorial.md"
+    (code,), (hosts,) = blocks(tutorial, "python"), blocks(tutorial, "toml")
+    (tmp_path / "spirals.py").write_text(code)
+    (tmp_path / "hosts.toml").write_text(hosts)
+    commands = re.findall(r"^    paceline (.+)$", tutorial.read_text(), re.MULTILINE)
+    own = [shlex.split(line.replace(" --watch", "")) for line in commands if "watch" not in line]
+    assert [words[0] for words in own] == ["doctor", "init", "train", "doctor", "train"]
+    said = [run_paceline(*words, cwd=tmp_path) for words in own]
+    assert "paceline train paceline.toml" in said[1]
+    assert "hosts can train together" in said[3]
+    run = tmp_path / "runs" / "latest"
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["test_accuracy"] > 0.9
+    starts = [json.loads(p.open().readline()) for p in sorted(run.glob("rank-*/events.jsonl"))]
+    assert [start["host"] for start in starts] == ["one", "two"]
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="the site needs pip install 'paceline[docs]'")
+    pytest.importorskip("mkdocstrings")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT, capture_output=True, text=True, timeout=600,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    settings = (tmp_path / "site" / "reference" / "settings.html").read_text()
+    assert "workload.batch_size" in settings
+    commands = (tmp_path / "site" / "reference" / "commands.html").read_text()
+    assert all(f'id="{name}"' in commands for name in COMMANDS)
+    # The site opens without a network: nothing is loaded from elsewhere.
+    for page in (tmp_path / "site").rglob("*.html"):
+        loaded = re.findall(
+            r'<(?:script|img|link|iframe)\b[^>]*?(?:src|href)="([^"]+)', page.read_text()
+        )
+        assert not [address for address in loaded if "//" in address], page.name
 
 
 @pytest.mark.parametrize("example", sorted(ROOT.glob("examples/*.toml")), ids=lambda p: p.name)

@@ -317,7 +317,7 @@ def test_a_reader_of_the_output_that_leaves(
     process.stdout.close()
     assert process.stderr is not None
     error = process.stderr.read()
-    assert process.wait(60) in (0, 1)
+    assert process.wait(300) in (0, 1)
     assert error == ""
     done = call_cli(*subject.resume)
     assert done.returncode == 0, done.stderr

@@ -111,7 +111,7 @@ def test_ranks_on_a_full_disk(small_disk: Path, tmp_path: Path, start_cli: Start
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:
             file.write(b"x" * 512)
-    output, error = process.communicate(timeout=60)
+    output, error = process.communicate(timeout=300)
     assert process.returncode == 1, output + error
     assert "the checkpoint of update" in error
     assert "No space left on device" in error

@@ -75,7 +75,7 @@ def test_a_terminal_that_closes(strategy: str, tmp_path: Path) -> None:
 
     subject.wait_for(has_checkpoint)
     os.close(ours)
-    status = process.wait(60)
+    status = process.wait(300)
     assert status == 129
     summary = json.loads((subject.run / "run.json").read_text())
     assert summary["finished"] is False

@@ -518,6 +518,8 @@ def targets() -> list[Target]:
     """All of them."""
     from caches import caches
     from doors import messages
+    from pages import pages
+    from programs import programs
 
     from paceline.schema.calibration import Calibration
     from paceline.schema.version import Serving
@@ -589,6 +591,8 @@ def targets() -> list[Target]:
         Target("cache of data", nothing, _read_cache),
         *caches(),
         *messages(),
+        *programs(),
+        *pages(),
     ]
 
 

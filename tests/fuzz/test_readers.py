@@ -6,6 +6,7 @@ can be.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
 
@@ -13,10 +14,17 @@ import lines
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pages import asked
 from readers import Target, call, targets
 
 from paceline import cli
 from paceline.errors import RunDirectoryError
+from paceline.serve.core import Core, Limits
+from paceline.serve.door import Access, Listener
+from paceline.serve.manager import Manager, Options
+from paceline.serve.routes import routes
+from paceline.watch.follow import Follower
+from paceline.watch.server import Watch, application
 
 SLOW = (
     "run: report",
@@ -28,6 +36,7 @@ SLOW = (
     "run: runs",
     "plan cache",
     "ssh: doctor",
+    "serve: requests",
 )
 """Whole commands: some a second each."""
 
@@ -83,6 +92,28 @@ def test_a_rate_that_lets_weights_overflow_ends_in_a_sentence(
         cli.main(["train", *small, "--set", "optimizer.learning_rate=1e308"])
     assert caught.value.code == 1
     assert "learning rate" in capsys.readouterr().err
+
+
+def test_a_wish_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    follower = Follower(tmp_path)
+    headers = {"host": "localhost", "content-type": "application/json"}
+
+    async def post() -> tuple[int, bytes]:
+        app = application(Watch([follower]), Listener())
+        return await asked(app, "POST", "/api/runs/0/settings", headers, b"[" * 4000)
+
+    status, said = asyncio.run(post())
+    assert status == 400
+    assert b"nested" in said
+
+
+@pytest.mark.parametrize("path", ["/v1/models/x/versions/", "/v2/models/x/versions/"])
+def test_a_version_of_thousands_of_digits_is_not_there(path: str) -> None:
+    core = Core(Manager(Options(), print), Limits(), Access(), routes)
+    headers = {"host": "localhost"}
+    status, _ = asyncio.run(asked(core, "GET", path + "9" * 5000, headers, b""))
+    core.close()
+    assert status == 404
 
 
 def test_a_summary_that_is_null_is_named(tmp_path: Path) -> None:

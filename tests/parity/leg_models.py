@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from paceline.local.cores import quota_cores
+
 SECONDS = 0.002
 """For each sample of a forward pass."""
 
@@ -47,6 +49,20 @@ class Held(Paced):
             time.sleep(5 * SECONDS * len(images))
         hidden = self.first(images.flatten(1))
         return self.head(torch.relu(hidden))
+
+
+class PacedByCores(Paced):
+    """Computes as long as the cores that its host has at the moment would."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        # Long beside whatever a busy machine does to an exchange.
+        time.sleep(10 * SECONDS * len(images) / (quota_cores() or 1.0))
+        return super().forward(images)
+
+
+def paced_by_cores() -> nn.Module:
+    """Four times slower on a host whose cores are cut to a quarter, however busy the machine."""
+    return PacedByCores()
 
 
 def elsewhere_missing() -> nn.Module:

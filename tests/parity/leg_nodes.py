@@ -15,7 +15,7 @@ from runs import base_changes
 
 from paceline import api
 from paceline.config import dump_config, load_config
-from paceline.plan.teams import Way, team_name
+from paceline.plan.teams import team_name
 from paceline.schema import NodePlan, Plan, write_json
 from paceline.schema.legs import Leg, LegsOrder
 
@@ -55,24 +55,31 @@ def everyone(nodes: int, batch: int = 24) -> Plan:
     return Plan(nodes=tuple(NodePlan(host=f"host-{n}") for n in range(nodes)), batch_size=batch)
 
 
-def leg(nodes: int, first: int, updates: int, way: Way, **changes: object) -> Leg:
-    """A leg of some of the nodes; `shares` and `layers` besides fields of the plan."""
+def leg(
+    nodes: int,
+    first: int,
+    updates: int,
+    members: Sequence[int],
+    *,
+    shares: Sequence[float],
+    layers: tuple[str, ...] = (),
+    **changes: object,
+) -> Leg:
+    """A leg of some of the nodes; `layers` are split; `changes` are other fields of the plan."""
     whole = everyone(nodes)
-    shares = changes.pop("shares", None) or (1.0,) * len(way.members)
-    layers = changes.pop("layers", ())
     plan = dataclasses.replace(
         whole,
         nodes=tuple(
             dataclasses.replace(whole.nodes[member], share=share)
-            for member, share in zip(way.members, shares, strict=True)  # type: ignore[call-overload]
+            for member, share in zip(members, shares, strict=True)
         ),
-        exchange=way.exchange,
-        partition="feature" if way.split else "none",
-        feature_layers=layers if way.split else (),
-        **changes,
+        partition="feature" if layers else "none",
+        feature_layers=layers,
+        **changes,  # type: ignore[arg-type]
     )
-    words = [team_name(whole, way.members), way.exchange, f"{plan.memory_format}"]
-    words += ["split"] if way.split else []
+    words = [team_name(whole, members), plan.exchange, plan.memory_format]
+    words += ["split"] if layers else []
+    words += [f"buckets of {plan.bucket_mb} MB"] if plan.bucket_mb else []
     return Leg(name=", ".join(words), plan=plan, first=first, updates=updates)
 
 

@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import torch
 from node_runs import _environment, _mpiexec, run_all, state
 from ports import free_port
@@ -84,3 +85,10 @@ def train_series(
         commands = [(command, node) for node in range(size)]
     run_all([(each, _environment(n, size, 0, backend)) for each, n in commands], timeout)
     return [state(Path(path)) for path, _, _ in places]
+
+
+def refusal(folder: Path, run: Run) -> str:
+    """What the nodes of a run that must not end well say."""
+    with pytest.raises(AssertionError) as raised:
+        train_series(folder, [run])
+    return str(raised.value)

@@ -355,7 +355,7 @@ def refused_on_hosts(folder: Path) -> str:
     config, run, _ = api.begin(config_from(names), run=folder / "hosts", given=given)
     hosts = api.HostsRequest(hosts=numbered_hosts(2))
     try:
-        api.run_training(api.Start(config=config, run=run, given=given, hosts=hosts))
+        api.run_training(api.TrainingStart(config=config, run=run, given=given, hosts=hosts))
     except paceline.UserError as error:
         return str(error)
     raise AssertionError("it was not refused")

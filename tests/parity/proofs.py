@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from paceline import api, local
+from paceline import api
 from paceline.config import load_config
 from paceline.config.environment import rank_context, shared_memory
 from paceline.data.samples import Samples
@@ -25,6 +26,7 @@ from paceline.local.replicas import Replicas
 from paceline.observe.recorder import Recorder
 from paceline.run import RunDirectory
 from paceline.schema import NodePlan, Plan, RankContext
+from paceline.schema.strategies import STRATEGIES
 from paceline.training.assemble import Task
 from paceline.training.parts import make_parts
 from paceline.training.proof import prove
@@ -91,10 +93,14 @@ def verdict(claim: Claim, folder: Path, **places: Any) -> str:
     folder.mkdir(exist_ok=True)
     task = Task(config=config, plan=plan, run=RunDirectory(folder), **places)
     parts = make_parts(config)
-    broken = {name: f"proofs:TooLong{name.title()}" for name in ("replicas", "processes")}
+    own = STRATEGIES.own
+    broken = {
+        name: dataclasses.replace(own[name], place=f"proofs:TooLong{name.title()}")
+        for name in ("replicas", "processes")
+    }
     with contextlib.ExitStack() as stack:
         if claim.broken:
-            stack.enter_context(mock.patch.dict(local.REGISTRY, broken))
+            stack.enter_context(mock.patch.object(STRATEGIES, "own", {**own, **broken}))
         try:
             prove(task, parts, Recorder())
         except ProofError as error:

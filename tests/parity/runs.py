@@ -39,7 +39,9 @@ def train_weights(folder: Path, *changes: str) -> dict[str, torch.Tensor]:
     base = base_changes()
     path = folder / f"run-{next(_numbers)}"
     settings, directory, plan = api.begin(load_config(None, (*base, *changes)), run=path)
-    result = api.run_training(api.Start(config=settings, run=directory, plan=plan, silent=True))
+    result = api.run_training(
+        api.TrainingStart(config=settings, run=directory, plan=plan, silent=True)
+    )
     assert result.exit_code == 0
     assert result.summary["finished"]
     return load_file(path / "checkpoints" / "latest" / "model.safetensors")

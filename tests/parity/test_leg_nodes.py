@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 
 from paceline import api
 from paceline.config import load_config
-from paceline.plan.teams import Way
 from paceline.schema.legs import Leg, merged, read_legs
 from paceline.workflow.partitioning import partitioned
 
@@ -56,9 +55,11 @@ def script(nodes: int, seed: int, layers: tuple[str, ...] = (), every: int = 3) 
                 nodes,
                 first,
                 every,
-                Way(members=members, exchange=exchange, split=split),
+                members,
                 shares=shares,
-                layers=layers,
+                layers=layers if split else (),
+                exchange=exchange,
+                bucket_mb=chance.choice((None, 0.05)),
                 memory_format=chance.choice(("contiguous", "channels_last")),
             )
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from pathlib import Path
 
@@ -29,6 +30,8 @@ OPTIMIZERS = {
     "momentum": ("optimizer.name=sgd", "optimizer.learning_rate=0.01", "optimizer.momentum=0.9"),
     "adam": ("optimizer.name=adam",),
 }
+OWN = Path(__file__).with_name("own_models.py")
+NORMALISED = (f"workload.model={OWN}:normalised", "workload.model_options={}")
 EPOCHS = "train.epochs=3"  # fifteen updates, each fifth of them smaller
 
 
@@ -53,7 +56,7 @@ def train_in_legs(folder: Path, legs: list[Leg], *changes: str) -> Path:
     settings, directory, _ = api.begin(
         load_config(None, (*base_changes(), EPOCHS, "local.strategy=auto", *changes)), run=folder
     )
-    start = api.Start(config=settings, run=directory, script=legs, silent=True)
+    start = api.TrainingStart(config=settings, run=directory, script=legs, silent=True)
     result = api.run_training(start)
     assert result.summary["finished"]
     return folder
@@ -72,6 +75,27 @@ def test_plans_in_any_order(size: int, optimizer: str, alone, tmp_path: Path) ->
     assert_same(state(run), alone(changes), atol=1e-4)
     made = [(leg.name, leg.first, leg.updates) for leg in read_legs(run / "legs.jsonl")]
     assert made == [(leg.name, leg.first, leg.updates) for leg in merged(legs)]
+
+
+@pytest.mark.world_size(4)
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_batch_norm_in_any_order(size: int, alone, tmp_path: Path) -> None:
+    """Whatever divides a batch, BatchNorm sees all of it, in every leg; stages one micro-batch."""
+    changes = (*OPTIMIZERS["momentum"], EPOCHS, *NORMALISED)
+    legs = [
+        leg
+        if leg.plan.nodes[0].stages == 1
+        else dataclasses.replace(leg, name=f"undivided {number}", plan=_undivided(leg.plan))
+        for number, leg in enumerate(script(size, seed=size))
+    ]
+    run = train_in_legs(tmp_path / "run", legs, *changes)
+    assert_same(state(run), alone(changes), atol=1e-4)
+    assert {leg.plan.nodes[0].strategy for leg in read_legs(run / "legs.jsonl")} >= {"processes"}
+
+
+def _undivided(plan: Plan) -> Plan:
+    node = dataclasses.replace(plan.nodes[0], micro_batches=1)
+    return dataclasses.replace(plan, nodes=(node,))
 
 
 def test_dropout_draws_the_same_in_every_leg_of_one_worker(tmp_path: Path) -> None:

@@ -103,7 +103,6 @@ def test_replicas(case: Odd) -> None:
 
 @pytest.mark.slow
 @pytest.mark.world_size(2)
-@pytest.mark.timeout(300)
 def test_two_ranks(tmp_path: Path) -> None:
     """`processes` both ways and `pipeline` with one and two micro-batches, in one set of ranks."""
     processes = {"strategy": "processes", "processes": 2}
@@ -197,7 +196,6 @@ def test_batch_norm_in_replicas_with_parts_of_one_sample_and_none() -> None:
 
 @pytest.mark.slow
 @pytest.mark.world_size(4)
-@pytest.mark.timeout(300)
 def test_four_ranks(tmp_path: Path) -> None:
     """Rows of stages, and parts that are too small for a BatchNorm of their own."""
     hybrid = {"strategy": "hybrid", "replicas": 2, "stages": 2, "micro_batches": 2}

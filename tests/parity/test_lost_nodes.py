@@ -31,7 +31,7 @@ def lose(
     process = start(run, nodes, settings)
     try:
         kill_together(process, run, nodes, lost, **how)  # type: ignore[arg-type]
-        output = process.communicate(timeout=180)[0]
+        output = process.communicate(timeout=600)[0]
     finally:
         process.kill()
         process.wait()
@@ -46,7 +46,7 @@ def lose(
     after = legs[legs.index(broken) + 1 :]
     assert after
     assert all(len(each.plan.nodes) < nodes for each in after)
-    assert output.count("training goes on with") == 1
+    assert output.count("training goes on with") == 1, output
     return output
 
 

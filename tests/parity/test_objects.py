@@ -249,6 +249,6 @@ def cli(runs: Runs, *arguments: str) -> subprocess.CompletedProcess[str]:
         cwd=runs.folder,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
         env={**os.environ, "COLUMNS": "200"},
     )

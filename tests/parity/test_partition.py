@@ -27,7 +27,7 @@ from runs import assert_same, train_weights
 from torch import nn
 from torch._C._distributed_c10d import HashStore
 
-from paceline.cost.split import Division, LinearLayer, Placed, arrange, step_bytes
+from paceline.cost.split import Division, Placed, arrange, step_bytes
 from paceline.data.sampler import apportion
 from paceline.data.samples import Stacked
 from paceline.errors import UnsupportedError, WorkerError
@@ -42,6 +42,7 @@ from paceline.local.base import Job
 from paceline.local.single import Threads
 from paceline.local.steps import Supervised
 from paceline.schema import ExchangeSettings, NodePlan
+from paceline.schema.machines import LinearLayer
 
 Saved = tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]
 DEADLINE = datetime.timedelta(seconds=20)

@@ -118,10 +118,10 @@ def test_four_ranks(tmp_path: Path) -> None:
     check(FOUR_RANKS, run_proofs(tmp_path, FOUR_RANKS))
 
 
-def start(folder: Path, *changes: str) -> api.Start:
+def start(folder: Path, *changes: str) -> api.TrainingStart:
     claim = Claim(node={}, changes=("train.epochs=1", *changes))
     config, run, plan = api.begin(load_config(None, claim.settings()), run=folder)
-    return api.Start(config=config, run=run, plan=plan, silent=True, say=lambda text: None)
+    return api.TrainingStart(config=config, run=run, plan=plan, silent=True, say=lambda text: None)
 
 
 def loss(name: str) -> str:

@@ -38,6 +38,17 @@ SHAPES = {
 WORKING = [cell for cell in every_cell() if not refusal(cell)]
 
 
+def shows_something_new(cell: Combination) -> bool:
+    """Whether no cheaper cell shows it: where every run starts ranks, that is nearly all it costs.
+
+    Equal shares are unequal ones of a kind. What a share of 0 does to ranks of a node shows over
+    Gloo, and what it does over MPI shows in nodes of one process.
+    """
+    if cell.strategy not in SEVERAL_RANKS:
+        return True
+    return cell.shares == "unequal" or (cell.shares == "zero" and cell.backend == "gloo")
+
+
 def plan_nodes(cell: Combination) -> list[NodePlan]:
     """Two workers, and a server where there is one."""
     strategy = cell.strategy.partition(",")[0]
@@ -80,10 +91,9 @@ def check(cells: list[Combination], alone, tmp_path: Path, timeout: float) -> No
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi4py", marks=pytest.mark.mpi)])
 @pytest.mark.parametrize("strategy", sorted({cell.strategy for cell in WORKING}))
-def test_every_cell_that_is_allowed_trains(
-    strategy: str, backend: str, alone, tmp_path: Path
-) -> None:
+def test_what_is_allowed_trains(strategy: str, backend: str, alone, tmp_path: Path) -> None:
     cells = [cell for cell in WORKING if (cell.strategy, cell.backend) == (strategy, backend)]
+    cells = [cell for cell in cells if shows_something_new(cell)]
     assert cells
     check(cells, alone, tmp_path, timeout=800.0)
 

@@ -12,6 +12,7 @@ from paceline.cost.transfer import Wire
 from paceline.schema import NodePlan
 from paceline.schema.machines import (
     Layer,
+    LinearLayer,
     Link,
     Machines,
     Measured,
@@ -36,26 +37,38 @@ def alexnet_like() -> ModelCost:
         [
             LayerCost(
                 name="conv", kind="Conv2d", forward=0.30, backward=0.50,
-                parameter_bytes=10 * MEGABYTE, input_bytes=600_000, output_bytes=36_864,
+                parameter_bytes=10 * MEGABYTE, output_bytes=36_864,
             ),
             LayerCost(
                 name="fc1", kind="Linear", forward=0.05, backward=0.06,
-                parameter_bytes=151 * MEGABYTE, input_bytes=36_864, output_bytes=16_384,
+                parameter_bytes=151 * MEGABYTE, output_bytes=16_384,
             ),
             LayerCost(
                 name="relu", kind="ReLU", forward=0.005, backward=0.005,
-                input_bytes=16_384, output_bytes=16_384,
+                output_bytes=16_384,
             ),
             LayerCost(
                 name="fc2", kind="Linear", forward=0.03, backward=0.04,
-                parameter_bytes=67 * MEGABYTE, input_bytes=16_384, output_bytes=16_384,
+                parameter_bytes=67 * MEGABYTE, output_bytes=16_384,
             ),
             LayerCost(
                 name="fc3", kind="Linear", forward=0.005, backward=0.005,
-                parameter_bytes=0.05 * MEGABYTE, input_bytes=16_384, output_bytes=12,
+                parameter_bytes=0.05 * MEGABYTE, output_bytes=12,
             ),
         ]
     )  # fmt: skip
+
+
+def chains(parameters: float = 1.0) -> tuple[tuple[LinearLayer, ...], ...]:
+    """The linear layers of `alexnet_like`, with a part of their weights."""
+    sizes = (("fc1", 9216, 4096), ("fc2", 4096, 4096), ("fc3", 4096, 3))
+    part = parameters**0.5
+    return (
+        tuple(
+            LinearLayer(name=name, inputs=max(3, int(part * i)), outputs=max(3, int(part * o)))
+            for name, i, o in sizes
+        ),
+    )
 
 
 def host(
@@ -86,7 +99,6 @@ def host(
                 forward=figure(0.1 * layer.forward * slower),
                 backward=figure(0.1 * layer.backward * slower),
                 parameter_bytes=int(layer.parameter_bytes * parameters),
-                input_bytes=int(layer.input_bytes),
                 activation_bytes=int(layer.output_bytes),
             )
             for layer in model.layers
@@ -96,11 +108,17 @@ def host(
 
 
 def machines(
-    *hosts: MeasuredHost, megabits: float = 1000.0, latency: float = 2e-4, spread: float = 0.0
+    *hosts: MeasuredHost,
+    megabits: float = 1000.0,
+    latency: float = 2e-4,
+    spread: float = 0.0,
+    parameters: float = 1.0,
 ) -> Machines:
     rate = figure(megabits * 1e6 / 8, spread)
     return Machines(
-        workload=WorkloadFacts(name="test", batch_size=128, samples=12_800, epochs=2),
+        workload=WorkloadFacts(
+            name="test", batch_size=128, samples=12_800, epochs=2, chains=chains(parameters)
+        ),
         hosts=hosts or (host(),),
         links=(Link(latency=exactly(latency), forward=rate),),
     )
@@ -124,7 +142,6 @@ layers = st.builds(
     forward=st.floats(0, 1),
     backward=st.floats(0, 1),
     parameter_bytes=st.floats(0, 1e8),
-    input_bytes=st.floats(1, 1e6),
     output_bytes=st.floats(1, 1e6),
 )
 models = st.lists(layers, min_size=1, max_size=6).map(model_cost)

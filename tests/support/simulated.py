@@ -1,8 +1,8 @@
 """A small discrete-event simulation of what formulas cannot say.
 
-Unequal stages of a pipeline, queues at parameter servers and how stale gradients get,
-and nodes that are slow by chance. Times are numbers, not clocks: thousands of nodes take
-seconds. Random numbers come from a seed, so a result repeats.
+Queues at parameter servers and how stale gradients get, and nodes that are slow by chance. Times
+are numbers, not clocks: thousands of nodes take seconds. Random numbers come from a seed, so a
+result repeats.
 """
 
 from __future__ import annotations
@@ -15,106 +15,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.errors import ConfigError
-
-Schedule = Literal["gpipe", "1f1b"]
-Operation = tuple[str, int]
-"""("F" or "B", micro-batch)."""
-
-
-def stage_order(schedule: Schedule, stage: int, stages: int, micro_batches: int) -> list[Operation]:
-    """What a stage does, in order.
-
-    gpipe   F0 ... F(M-1) B0 ... B(M-1)
-    1f1b    min(S - s, M) times F, then B and F in turn, then the remaining B
-
-    >>> stage_order("1f1b", 1, 2, 3)
-    [('F', 0), ('B', 0), ('F', 1), ('B', 1), ('F', 2), ('B', 2)]
-    """
-    forwards = [("F", m) for m in range(micro_batches)]
-    backwards = [("B", m) for m in range(micro_batches)]
-    if schedule == "gpipe":
-        return forwards + backwards
-    ahead = min(stages - stage, micro_batches)
-    order = forwards[:ahead]
-    for done in range(micro_batches):
-        order.append(backwards[done])
-        if ahead + done < micro_batches:
-            order.append(forwards[ahead + done])
-    return order
-
-
-@dataclass(frozen=True)
-class PipelineRun:
-    """What a simulated step of a pipeline took."""
-
-    seconds: float
-    busy: tuple[float, ...]
-    """Seconds that each stage computed."""
-    kept: tuple[int, ...]
-    """Micro-batches whose activations each stage held at most."""
-
-    @property
-    def bubble(self) -> float:
-        """Part of all stages' time in which they stood idle."""
-        return 1 - sum(self.busy) / (len(self.busy) * self.seconds)
-
-
-def simulate_pipeline(
-    forward: Sequence[float],
-    backward: Sequence[float],
-    *,
-    micro_batches: int,
-    schedule: Schedule = "gpipe",
-    transfer: Sequence[float] = (),
-) -> PipelineRun:
-    """One step: `forward[s]` and `backward[s]` seconds per micro-batch of stage s.
-
-    `transfer[s]` is the way between stages s and s + 1, for an activation or its gradient;
-    it takes time but no core. An operation starts when its stage is free, the one before
-    it in the stage's order is done, and what it needs has arrived.
-    """
-    stages = len(forward)
-    if not stages == len(backward) or (transfer and len(transfer) != stages - 1):
-        raise ConfigError(
-            f"{stages} forward, {len(backward)} backward and {len(transfer)} transfer times do not"
-            " fit together: as many of the first two as stages, one less of the last"
-        )
-    ways = list(transfer) or [0.0] * (stages - 1)
-    orders = [stage_order(schedule, s, stages, micro_batches) for s in range(stages)]
-    place = [0] * stages
-    free = [0.0] * stages
-    arrived: dict[tuple[int, str, int], float] = {(0, "F", m): 0.0 for m in range(micro_batches)}
-    held, kept, busy = [0] * stages, [0] * stages, [0.0] * stages
-    events: list[tuple[float, int]] = [(0.0, 0)]
-    while events:
-        now, stage = heapq.heappop(events)
-        while place[stage] < len(orders[stage]):
-            kind, micro = orders[stage][place[stage]]
-            ready = arrived.get((stage, kind, micro))
-            if ready is None:
-                break  # its arrival will wake this stage again
-            start = max(now, free[stage], ready)
-            took = forward[stage] if kind == "F" else backward[stage]
-            end = start + took
-            free[stage], busy[stage] = end, busy[stage] + took
-            place[stage] += 1
-            held[stage] += 1 if kind == "F" else -1
-            kept[stage] = max(kept[stage], held[stage])
-            target = _next_operation(kind, micro, stage, stages)
-            if target is not None:
-                way = ways[min(stage, target[0])] if target[0] != stage else 0.0
-                arrived[target] = end + way
-                if target[0] != stage:
-                    heapq.heappush(events, (end + way, target[0]))
-    assert all(place[s] == len(orders[s]) for s in range(stages)), "the schedule cannot be run"
-    return PipelineRun(max(free), tuple(busy), tuple(kept))
-
-
-def _next_operation(kind: str, micro: int, stage: int, stages: int) -> tuple[int, str, int] | None:
-    """What becomes possible, and where, when an operation is done."""
-    if kind == "F":
-        return (stage + 1, "F", micro) if stage + 1 < stages else (stage, "B", micro)
-    return (stage - 1, "B", micro) if stage else None
 
 
 @dataclass(frozen=True, kw_only=True)

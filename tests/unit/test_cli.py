@@ -54,6 +54,41 @@ def test_help_of_train_teaches_the_settings(capsys: pytest.CaptureFixture[str]) 
         assert key in out
 
 
+def every_command() -> list[click.Context]:
+    """All commands, and what they have below them."""
+    found = []
+    waiting = [click.Context(cli.paceline, info_name="paceline")]
+    while waiting:
+        parent = waiting.pop()
+        group = parent.command
+        assert isinstance(group, click.Group)
+        for name in group.list_commands(parent):
+            command = group.get_command(parent, name)
+            assert command is not None
+            context = click.Context(command, info_name=name, parent=parent)
+            found.append(context)
+            if isinstance(command, click.Group):
+                waiting.append(context)
+    return found
+
+
+def test_the_help_of_every_command_has_an_example_of_it() -> None:
+    commands = every_command()
+    assert len(commands) > len(cli.COMMANDS)
+    for context in commands:
+        lines = [line.strip().removeprefix("sudo ") for line in context.get_help().splitlines()]
+        examples = [line for line in lines if line.startswith(context.command_path)]
+        assert examples, f"`{context.command_path} --help` shows no example"
+        if isinstance(context.command, click.Group):
+            continue
+        known = {option for each in context.command.params for option in each.opts}
+        for line in examples:
+            own = line.split(" -- ")[0].split("  ")[0]
+            used = {word.partition("=")[0] for word in own.split() if word.startswith("--")}
+            if context.info_name != "run":  # what follows a script is the script's
+                assert used <= known, line
+
+
 @pytest.mark.parametrize("arguments", [["trian"], ["train", "--nonsense"], ["train", "a", "b"]])
 def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run_main(arguments, capsys)
@@ -141,6 +176,6 @@ def test_a_reader_that_leaves_gets_no_words(arguments: list[str], tmp_path: Path
         process.stdout.close()
         assert process.stderr is not None
         error = process.stderr.read().decode()
-        process.wait(60)
+        process.wait(300)
     assert error == ""
     assert process.returncode in (0, 1)  # click ends with 1, and not by a signal

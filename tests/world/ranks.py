@@ -150,7 +150,7 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
     for process in processes:
-        process.wait(10)
+        process.wait(300)
 
 
 def _be_a_rank(order: dict[str, Any]) -> None:

@@ -23,6 +23,8 @@ pytestmark = pytest.mark.lab
 MakeLab = Callable[..., Lab]
 # The standard library is enough on most hosts, and without `site` Python starts at once.
 PYTHON = [sys.executable, "-I", "-S", "-c"]
+PATIENCE = 300.0
+"""Seconds for what is sure to come: only something that hangs takes as long."""
 
 SERVER = """
 import socket, sys
@@ -60,8 +62,16 @@ def transfer(lab: Lab, size: int, rounds: int = 1) -> float:
         return float(json.loads(done.stdout))
     finally:
         server.kill()
-        server.wait(10)
+        server.wait(PATIENCE)
         server.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that happens sooner or later, however busy the machine is."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
 
 
 def output(lab: Lab, script: str, on: str | None = None) -> str:
@@ -138,7 +148,7 @@ def test_exit_codes_and_signals(lab: Lab) -> None:
     process = lab.start(["sleep", "60"], on="b")
     assert process.poll() is None
     process.terminate()
-    assert process.wait(10) == -15
+    assert process.wait(PATIENCE) == -15
     with pytest.raises(ConfigError, match="cannot start 'no-such-program' on host 'a'"):
         lab.start(["no-such-program"])
     with pytest.raises(ConfigError, match="unknown host 'c'"):
@@ -169,26 +179,30 @@ def test_many_short_processes_and_signals_do_not_upset_a_host(lab: Lab) -> None:
         process = lab.start(["sleep", "60"], on="b")
         process.kill()
         process.terminate()
-        assert process.wait(10) == -9
+        assert process.wait(PATIENCE) == -9
     assert output(lab, "hostname", on="b") == "b"
 
 
+BUSY = """
+import os
+print(len(os.sched_getaffinity(0)), flush=True)
+while True: pass
+"""
+
+
 def test_a_quota_limits_the_cpu_and_visible_cores_hold(make_lab: MakeLab) -> None:
+    """The kernel itself counts how often a quota ran out: nothing here looks at a clock."""
     lab = make_lab({"name": "a", "cores": 0.25}, "b")
-    script = (
-        "import os, time; start = time.monotonic()\n"
-        "while time.process_time() < 0.3: pass\n"
-        "print(time.monotonic() - start, len(os.sched_getaffinity(0)))"
-    )
-    done = lab.run([*PYTHON, script], on="a", capture_output=True, timeout=600)
-    seconds, cores = done.stdout.split()
-    usage = lab.usage()["a"]
-    assert usage.throttled_periods is not None
-    assert usage.cpu_seconds is not None
-    assert usage.cpu_seconds >= 0.3
-    # 0.3 s of CPU at a quarter of a core take 1.2 s, less a period or two.
-    assert float(seconds) > 1.0
-    assert int(cores) == 1
+    processes = [lab.start([*PYTHON, BUSY], on=name, stdout=subprocess.PIPE) for name in "ab"]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"1\n"
+    until(lambda: (lab.usage()["a"].throttled_periods or 0) >= 5)
+    until(lambda: (lab.usage()["b"].cpu_seconds or 0) > 0)
+    for process in processes:
+        process.kill()
+        assert process.wait(PATIENCE) == -9
+        process.close()
     assert lab.usage()["b"].throttled_periods == 0
 
 
@@ -247,28 +261,22 @@ def test_pause_and_resume(make_lab: MakeLab) -> None:
         pids = f"/proc/{process.pid}/stat /proc/{other.pid}/stat"
         return output(lab, f"cut -d ' ' -f 3 {pids}", on="b").replace("\n", " ")
 
-    def become(expected: str) -> bool:
-        # A signal is taken when its process is next scheduled, not when it is sent.
-        deadline = time.monotonic() + 300
-        while states() != expected and time.monotonic() < deadline:
-            time.sleep(0.02)
-        return states() == expected
-
+    # A signal is taken when its process is next scheduled, not when it is sent.
     assert lab.pause("b", "sleep 61") == 1
-    assert become("S T")
+    until(lambda: states() == "S T")
     assert lab.pause("b") == 2
-    assert become("T T")
+    until(lambda: states() == "T T")
     assert lab.resume("b") == 2
-    assert become("S S")
+    until(lambda: states() == "S S")
 
 
 LISTENER = """
-import socket
+import socket, sys
 server = socket.create_server(("", 7001))
 print("ready", flush=True)
 connection, _ = server.accept()
 print("joined", flush=True)
-connection.settimeout(1.5)
+connection.settimeout(float(sys.argv[1]))
 try:
     print(repr(connection.recv(1)), flush=True)
 except OSError as error:
@@ -277,19 +285,25 @@ except OSError as error:
 CALLER = "import socket, time; c = socket.create_connection(('a', 7001)); time.sleep(60)"
 
 
-@pytest.mark.parametrize(("fault", "seen"), [("kill", b"TimeoutError\n"), ("shutdown", b"b''\n")])
-def test_a_lost_host_is_silent_or_says_goodbye(make_lab: MakeLab, fault: str, seen: bytes) -> None:
+@pytest.mark.parametrize(
+    ("fault", "seen", "listens"),
+    [("kill", b"TimeoutError\n", 1.5), ("shutdown", b"b''\n", PATIENCE)],
+)
+def test_a_lost_host_is_silent_or_says_goodbye(
+    make_lab: MakeLab, fault: str, seen: bytes, listens: float
+) -> None:
     lab = make_lab("a", "b")
-    listener = lab.start([*PYTHON, LISTENER], on="a", stdout=subprocess.PIPE)
+    words = [*PYTHON, LISTENER, str(listens)]
+    listener = lab.start(words, on="a", stdout=subprocess.PIPE)
     assert listener.stdout is not None
     assert listener.stdout.readline() == b"ready\n"
     caller = lab.start([*PYTHON, CALLER], on="b")
     assert listener.stdout.readline() == b"joined\n"
     before = lab.counters()["b"]
     getattr(lab, fault)("b")
-    assert caller.wait(10) == -9
+    assert caller.wait(PATIENCE) == -9
     assert listener.stdout.readline() == seen
-    listener.wait(10)
+    listener.wait(PATIENCE)
     listener.close()
     with pytest.raises(RunError, match="host 'b'"):
         lab.run(["true"], on="b")
@@ -305,7 +319,7 @@ def test_ssh_to_a_host_without_power_hangs_as_a_real_one_does(make_lab: MakeLab)
     while output(lab, "cat /proc/[0-9]*/cmdline", on="b").count("sleep\x0060") < 2:
         assert patient.poll() is None
     lab.kill("b")
-    assert checking.wait(20) == 255
+    assert checking.wait(PATIENCE) == 255
     assert checking.stderr is not None
     assert b"Timeout, server b not responding" in checking.stderr.read()
     checking.close()
@@ -371,7 +385,7 @@ def test_plain_mpiexec_forgets_hosts_and_nothing_else(given: str, kept: str) -> 
 
 GLOO = """
 import datetime, os, sys, torch, torch.distributed as dist
-rank, deadline = int(sys.argv[1]), datetime.timedelta(seconds=60)
+rank, deadline = int(sys.argv[1]), datetime.timedelta(seconds=300)
 store = dist.TCPStore("10.77.0.1", 29500, 2, rank == 0, timeout=deadline)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=deadline)
 data = torch.arange(500_000.0) + rank
@@ -388,7 +402,7 @@ def test_gloo_crosses_the_link(lab: Lab) -> None:
     first = lab.start([sys.executable, "-c", GLOO, "0"], on="a")
     second = lab.run([sys.executable, "-c", GLOO, "1"], on="b", capture_output=True, timeout=600)
     assert second.stdout == b"right\n", second.stderr
-    assert first.wait(30) == 0
+    assert first.wait(PATIENCE) == 0
     first.close()
     for host, counters in lab.counters().items():
         assert (counters - before[host]).bytes_sent > 0.9 * 2_000_000

@@ -84,6 +84,8 @@ MISTAKES = {
     HOST + "[[fault]]\nat = '1s'\nkind = 'kil'\nhost = 'a'": "did you mean 'kill'?",
     HOST + "[[fault]]\nat = '1s'\nkind = 'kill'\nhost = 'b'": "unknown fault.host 'b': Valid: a",
     HOST + "[[fault]]\nat = '1s'\nkind = 'throttle'\nhost = 'a'": "rate is None",
+    HOST + "[[fault]]\nat = '1s'\nkind = 'slow'\nhost = 'a'": "cores is None",
+    HOST + "[[fault]]\nat='1s'\nkind='slow'\nhost='a'\ncores='1'": "must be a number from 0.01",
     HOST + "[[fault]]\nat = 1\nkind = 'kill'\nhost = 'a'": "fault.at = 1 must be",
     HOST + "[[fault]]\nkind = 'kill'\nhost = 'a'": "a fault needs the key 'at'",
     HOST + "[[fault]]\nat='1s'\nkind='cut'\nhost='a'\nprocess='x'": "belongs to pause and resume",

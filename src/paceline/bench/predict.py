@@ -20,6 +20,7 @@ from paceline.bench.predict_cases import (
     HOSTS,
     PARTITION,
     RATES,
+    SERVER,
     VERDICTS,
     WORKLOADS,
     Case,
@@ -30,8 +31,8 @@ from paceline.bench.predict_measure import joined, measure_hosts, measure_networ
 from paceline.bench.trials import Bench, Trial
 from paceline.config import config_from
 from paceline.lab import Lab
-from paceline.plan.foresee import plan_from_choice
-from paceline.plan.nodes import NodeChoice, every_choice
+from paceline.plan.measured import choose, considered, everyone_of, plan_of_choice
+from paceline.plan.prices import TERMS
 from paceline.schema import NodePlan, Plan, read_json, write_json
 from paceline.schema.machines import Machines
 
@@ -250,20 +251,20 @@ class PredictionRun:
         with Lab(spec) as lab:
             machines = {model: self._machines(model, name, rate, lab) for model in models}
         trials: list[Trial] = []
-        predicted: dict[str, tuple[str, str, NodeChoice]] = {}
+        predicted: dict[str, tuple[str, str, Plan]] = {}
         skipped = []
         for model in models:
-            for option, choice in options(machines[model]).items():
-                seconds = choice.option.cost.seconds
+            for option, plan in options(machines[model]).items():
+                seconds = plan.predicted["update_seconds"]
                 title = f"{model} {option}"
                 if seconds > PATIENCE:
                     skipped.append(f"{title} on {name} at {rate}: {seconds:.0f} s per update")
                     continue
-                trial = _trial(title, WORKLOADS[model], option, choice, machines[model])
+                trial = _trial(title, WORKLOADS[model], option, plan, machines[model])
                 if len(trial.plan.nodes) < len(spec.hosts):
                     skipped.append(f"{title} on {name} at {rate}: a host would get no samples")
                     continue
-                predicted[title] = (model, option, choice)
+                predicted[title] = (model, option, plan)
                 trials.append(trial)
         self._say(f"{name} at {rate or 'no rate'}: timing {len(trials)} options")
         rounds = max(trial.rounds or 1 for trial in trials)
@@ -275,13 +276,14 @@ class PredictionRun:
             timing
             for timing in timings
             if predicted[timing.trial][1] != ALONE
-            or timing.host == predicted[timing.trial][2].option.hosts[0]
+            or timing.host == predicted[timing.trial][2].nodes[0].host
         ]
         for row in summarise(trials, kept):
-            model, option, choice = predicted[row.name]
+            model, option, plan = predicted[row.name]
             if row.failed:
                 skipped.append(f"{row.name} on {name} at {rate}: {row.failed}")
                 continue
+            terms = {name: plan.predicted[f"{name}_seconds"] for name in TERMS}
             found.append(
                 CaseOutcome(
                     model=model,
@@ -289,11 +291,11 @@ class PredictionRun:
                     cores=HOSTS[name],
                     rate=rate,
                     option=option,
-                    predicted=choice.option.cost.seconds,
+                    predicted=plan.predicted["update_seconds"],
                     measured=row.seconds,
                     low=row.low,
                     high=row.high,
-                    terms=_terms(choice),
+                    terms=terms,
                 )
             )
             self._say(
@@ -309,35 +311,33 @@ class PredictionRun:
         )
 
 
-def _terms(choice: NodeChoice) -> dict[str, float]:
-    cost = choice.option.cost
-    names = ("compute", "exposed", "waiting", "communication", "bytes_sent")
-    return {name: getattr(cost, name) for name in names}
-
-
-def options(machines: Machines) -> dict[str, NodeChoice]:
-    """What the planner predicts for all hosts with every exchange, and for the fastest alone."""
-    found = {ALONE: every_choice(machines, count=1)[0]}
-    if len(machines.hosts) == 1:
+def options(machines: Machines) -> dict[str, Plan]:
+    """What is predicted for all hosts with every exchange, and for the fastest alone."""
+    config, count = config_from({}), len(machines.hosts)
+    everyone = everyone_of(config, machines)
+    ways = considered(config, machines, everyone, {})
+    alone = min((way for way in ways if len(way.way.members) == 1), key=lambda way: way.seconds)
+    found = {ALONE: plan_of_choice(everyone, alone, {})}
+    if count == 1:
         return found
-    for choice in every_choice(machines, count=len(machines.hosts)):
-        exchange = choice.exchange
-        name = PARTITION if choice.feature_layers else exchange.kind
-        if name in EXCHANGES and not exchange.asynchronous and name not in found:
-            found[name] = choice
+    for each in (way for way in ways if len(way.way.members) == count):
+        name = PARTITION if each.way.layers else each.way.exchange.kind
+        if name in EXCHANGES and name not in found:
+            found[name] = plan_of_choice(everyone, each, {})
+    found[SERVER] = choose(config_from({"exchange.kind": SERVER}), machines)[0]
     return found
 
 
 def _trial(
-    title: str, workload: CaseWorkload, option: str, choice: NodeChoice, machines: Machines
+    title: str, workload: CaseWorkload, option: str, plan: Plan, machines: Machines
 ) -> Trial:
     """What the planner would have run, as a trial: as many updates as are worth their time."""
     settings = workload.settings()
     settings["exchange.partition"] = "none"
     if option == PARTITION:
         settings["exchange.partition"] = "manual"
-        settings["exchange.layers"] = list(choice.feature_layers)
-    plan = plan_from_choice(config_from(settings), machines, choice)
+        settings["exchange.layers"] = list(plan.feature_layers)
+    seconds = plan.predicted["update_seconds"]
     plan = replace(plan, predicted={}, rejected=(), partition="none", feature_layers=())
     kind = "plan"
     if option == ALONE:
@@ -350,7 +350,6 @@ def _trial(
             for host, part in zip(machines.hosts, parts, strict=True)
         )
         plan = Plan(nodes=nodes, batch_size=round(workload.batch * sum(parts)))
-    seconds = choice.option.cost.seconds
     rounds, warmup = next((r, w) for most, r, w in EFFORT if seconds < most)
     return Trial(
         name=title,

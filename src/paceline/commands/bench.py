@@ -67,7 +67,11 @@ def exchange(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Every exchange and stock DDP over Gloo: seconds per update, images/s, bytes, waiting."""
+    """Every exchange and stock DDP over Gloo: seconds per update, images/s, bytes, waiting.
+
+    \b
+    paceline bench exchange --model mnist_cnn --rate 100mbit --rounds 3
+    """
     from paceline.bench.exchange import EXCHANGES, MODELS, Effort, run_matrix
     from paceline.lab import LabSpec
 
@@ -98,7 +102,11 @@ def exchange(
 @_count("--rounds", 3, "How often all take turns.")
 @click.option("--json", "as_json", is_flag=True, help="Print for programs.")
 def shares(cores: str, batch: int, rounds: int, as_json: bool) -> None:
-    """Unequal hosts: shares by speed against equal parts and stock DDP."""
+    """Unequal hosts: shares by speed against equal parts and stock DDP.
+
+    \b
+    paceline bench shares --cores 0.8,0.2
+    """
     from paceline.bench.shares import run_shares
 
     try:
@@ -135,6 +143,9 @@ def predict(
 
     Hosts and links are measured as `paceline measure` does, every option is predicted as
     `paceline plan` does, and then each is timed. Exits with 1 where a bar is missed.
+
+    \b
+    paceline bench predict --out predict.json
     """
     from paceline.bench.predict import PredictionRun, summarised
     from paceline.bench.predict import verdicts as compared

@@ -69,7 +69,11 @@ def command(ctx: click.Context, root: str | None, as_json: bool) -> None:
 def show(
     ctx: click.Context, name: str, root: str | None, as_json: bool, image_size: int | None
 ) -> None:
-    """Show what a data set holds."""
+    """Show what a data set holds.
+
+    \b
+    paceline data show mnist
+    """
     before = ctx.obj or (None, False)
     request = datasets.DataRequest(
         name=name,
@@ -92,7 +96,11 @@ def show(
 @click.option("--mirror", multiple=True, metavar="URL", help="Folder to ask first; repeatable.")
 @click.pass_context
 def get(ctx: click.Context, name: str, root: str | None, mirror: tuple[str, ...]) -> None:
-    """Download a data set: checksum compared, a broken download continued."""
+    """Download a data set: checksum compared, a broken download continued.
+
+    \b
+    paceline data get mnist
+    """
     from paceline.data import download
 
     if name not in datasets.names():

@@ -96,8 +96,25 @@ def _this_machine(as_json: bool) -> None:
     console.print(table)
     for sentence in wrong:
         console.print(f"problem: {sentence}", highlight=False, soft_wrap=True)
+    console.print(verdict(machine.usable, len(wrong)), highlight=False, soft_wrap=True)
+
+
+def verdict(cores: float, wrong: int) -> str:
+    """The last line: one sentence.
+
+    >>> verdict(2, 0)
+    'nothing stands in the way: `paceline train` has 2 cores to train with'
+    >>> verdict(0.5, 1)
+    '1 problem above makes trainings here slower or fail: put it right, then `paceline train`'
+    """
     if not wrong:
-        console.print("nothing stands in the way")
+        count = f"{cores:g} core{'' if cores == 1 else 's'}"
+        return f"nothing stands in the way: `paceline train` has {count} to train with"
+    which = "1 problem above makes" if wrong == 1 else f"{wrong} problems above make"
+    return (
+        f"{which} trainings here slower or fail: put {'it' if wrong == 1 else 'them'} right,"
+        " then `paceline train`"
+    )
 
 
 def _amx_in_words(amx: Amx | None) -> str:

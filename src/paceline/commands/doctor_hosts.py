@@ -129,8 +129,25 @@ def _print(report: dict[str, Any]) -> None:
         console.print(f"problem: {sentence}", highlight=False, soft_wrap=True, markup=False)
     for sentence in report["warnings"]:
         console.print(f"warning: {sentence}", highlight=False, soft_wrap=True, markup=False)
-    if not report["problems"] and not report["warnings"]:
-        console.print("nothing stands in the way")
+    ending = verdict(len(report["hosts"]), len(report["problems"]), len(report["warnings"]))
+    console.print(ending, highlight=False, soft_wrap=True)
+
+
+def verdict(hosts: int, problems: int, warnings: int) -> str:
+    """The last line: one sentence.
+
+    >>> verdict(2, 0, 1)
+    '2 hosts can train together, more slowly for what the 1 warning says'
+    """
+    several = "hosts" if hosts > 1 else "host"
+    if problems:
+        which = "problem is" if problems == 1 else "problems are"
+        return f"{hosts} {several} cannot train yet: the {problems} {which} to be put right first"
+    able = f"{hosts} {several} can train{' together' if hosts > 1 else ''}"
+    if warnings:
+        words = "warning says" if warnings == 1 else "warnings say"
+        return f"{able}, more slowly for what the {warnings} {words}"
+    return f"nothing stands in the way: {able}"
 
 
 def _host_table(report: dict[str, Any]) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from paceline.plan.answer import Prediction, Row
-    from paceline.schema import Config
     from paceline.schema.machines import Link, Machines
 
 
@@ -52,18 +50,19 @@ def command(
 
     Measures this machine (or takes machines.json), says what one more machine brings,
     where it stops paying and what it costs, and then predicts images/s, speedup, time
-    and cost for every exchange. Nothing is trained.
+    and cost for every exchange that `train` may choose. Nothing is trained.
 
     \b
     paceline forecast my.toml --link 1Gbit/s,0.2ms --price 900 --currency EUR
     paceline forecast my.toml --nodes 1,2,4,...,64 --link 1Gbit/s,0.2ms --price 0.4/h
     paceline forecast my.toml --nodes 2 --link 1Gbit/s,0.2ms --mix 1,1/21
     """
+    from paceline.config import load_config
     from paceline.errors import ConfigError
     from paceline.plan.answer import Question
     from paceline.plan.ask import currency_from, link_from, node_counts, price_from, speeds
     from paceline.plan.predict import predict
-    from paceline.schema import encode
+    from paceline.schema import ExchangeSettings, encode
     from paceline.workflow.calibration import calibration
 
     counts, mixture = node_counts(nodes), speeds(mix)
@@ -75,6 +74,7 @@ def command(
             f"{wanted}: give --link RATE,LATENCY such as 1Gbit/s,0.2ms, or --machines machines.json"
         )
     found, cached = _machines(config, changes, data_root, machines, again=again, quiet=as_json)
+    asked = load_config(config, changes).exchange if config or changes else ExchangeSettings()
     host = found.host(like) if like is not None else found.hosts[0]
     question = Question(
         nodes=counts,
@@ -83,6 +83,7 @@ def command(
         price=hourly,
         purchase=purchase,
         currency=currency_from(currency),
+        exchange=asked,
     )
     prediction = predict(host, found.workload, question, calibration())
     if as_json:
@@ -118,6 +119,7 @@ def _machines(
     from paceline.errors import ConfigError
     from paceline.schema import read_json
     from paceline.schema.machines import Machines
+    from paceline.workflow.machines import with_settings
 
     if data_root is not None:
         changes = (*changes, f"data.root={json.dumps(str(data_root))}")
@@ -127,24 +129,15 @@ def _machines(
             raise ConfigError(f"{stored} has no hosts: measure at least one")
         if config is None and not changes:
             return found, True
-        return _with_settings(found, load_config(config, changes)), True
+        named = config is not None or any(
+            change.startswith(("workload.model", "workload.data")) for change in changes
+        )
+        return with_settings(found, load_config(config, changes), same_workload=named), True
     from paceline.api import resolve
     from paceline.workflow.machines import measure_this
 
     settings = resolve(load_config(config, changes))
     return measure_this(settings, again=again, quiet=quiet, say=click.echo)
-
-
-def _with_settings(found: Machines, config: Config) -> Machines:
-    work = config.workload
-    facts = dataclasses.replace(
-        found.workload,
-        batch_size=work.global_batch(1),
-        batch_per_worker=work.batch_per_worker,
-        epochs=config.train.epochs,
-        steps=config.train.steps,
-    )
-    return dataclasses.replace(found, workload=facts)
 
 
 def _worst_link(found: Machines) -> Link:

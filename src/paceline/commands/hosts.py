@@ -24,7 +24,11 @@ Say = Callable[[str], None]
 
 @click.group("hosts", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """Machines to train on."""
+    """Machines to train on.
+
+    \b
+    paceline hosts setup hosts.toml
+    """
 
 
 @command.command("setup")

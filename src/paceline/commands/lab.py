@@ -51,6 +51,9 @@ def run(
 
     Keys for --set: link.rate, link.delay, host.NAME.cores, host.*.memory, fault.0.at and so on.
     What the lab says goes to standard error; standard output is the command's.
+
+    \b
+    sudo paceline lab run examples/lab/two-hosts.toml -- paceline train --hosts lab
     """
     spec = LabSpec.load(file, changes)
     if host is not None:
@@ -74,7 +77,11 @@ def run(
 @command.command()
 @click.option("--json", "as_json", is_flag=True, help="Print for programs.")
 def check(as_json: bool) -> int:
-    """Say what this machine can emulate; exit code 1 when hosts cannot be namespaces."""
+    """Say what this machine can emulate; exit code 1 when hosts cannot be namespaces.
+
+    \b
+    sudo paceline lab check
+    """
     obstacle = probe.namespace_obstacle()
     version, controllers = find_controllers()
     findings = {
@@ -95,7 +102,11 @@ def check(as_json: bool) -> int:
 @command.command()
 @click.option("--json", "as_json", is_flag=True, help="Print for programs.")
 def clean(as_json: bool) -> None:
-    """Remove processes, control groups and files of labs that are dead."""
+    """Remove processes, control groups and files of labs that are dead.
+
+    \b
+    sudo paceline lab clean
+    """
     if not Path("/proc/self/mountinfo").exists():
         raise UnsupportedError("labs exist on Linux only, so there is nothing to clean here")
     removed = leftovers.clean()

@@ -14,7 +14,9 @@ import click
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--weights", type=click.Choice(["best", "latest"]), help="Default: best, if any.")
 @click.option("--top", default=5, show_default=True, type=click.IntRange(1), help="Guesses each.")
-@click.option("--pixels", is_flag=True, help="Numbers of .npy and .csv are pixels, 0 to 255.")
+@click.option(
+    "--pixels/--no-pixels", default=None, help="Numbers of .npy and .csv are pixels, 0 to 255."
+)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs, one line each.")
 def command(
@@ -22,14 +24,15 @@ def command(
     files: tuple[Path, ...],
     weights: Any,
     top: int,
-    pixels: bool,
+    pixels: bool | None,
     device: str,
     as_json: bool,
 ) -> None:
     """Say what the model of RUN sees in FILES: pictures, folders of them, .npy or .csv.
 
     Pictures get the preprocessing of the training. Numbers are taken as the model takes
-    them; bytes, and with --pixels all numbers, are pixels that are still to be normalised.
+    them; bytes, and with --pixels all numbers, are pixels that are still to be normalised. Whole
+    numbers up to 255 that look like pixels need --pixels or --no-pixels.
 
     \b
     paceline predict runs/latest seven.png

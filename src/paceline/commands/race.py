@@ -34,6 +34,10 @@ def command(
 
     Real updates on a copy of the weights, in turns. The result is kept in the cache, for
     `paceline plan`, `predict` and hosts that train together; `paceline train` needs none.
+
+    \b
+    paceline race examples/mnist.toml
+    paceline race my.toml --seconds 30 --again
     """
     from paceline import api
     from paceline.config import load_config

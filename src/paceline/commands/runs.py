@@ -12,7 +12,12 @@ import click
 @click.argument("folder", default="runs", metavar="[DIR]", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def command(folder: Path, as_json: bool) -> None:
-    """List the runs in DIR (runs/ when left out), the oldest first."""
+    """List the runs in DIR (runs/ when left out), the oldest first.
+
+    \b
+    paceline runs
+    paceline runs old-runs --json
+    """
     from paceline.report.listing import line_of, read_runs
 
     lines = [line_of(run) for run in read_runs(folder)]

@@ -20,6 +20,10 @@ def command(run: Path, output: Path | None, all_sessions: bool) -> None:
 
     Open it at https://ui.perfetto.dev (it stays in your browser) or chrome://tracing. RUN is
     runs/latest when left out.
+
+    \b
+    paceline trace
+    paceline trace runs/one --output one.json.gz
     """
     from paceline.errors import RunDirectoryError
     from paceline.observe.trace import make_trace, write_trace

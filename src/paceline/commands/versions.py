@@ -43,10 +43,15 @@ def command() -> None:
 @FOLDER
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs, and only that.")
 def list_versions(folder: Path, as_json: bool) -> None:
-    """The versions, where they came from, and which are served."""
+    """The versions, where they came from, and which are served.
+
+    \b
+    paceline versions list models/digits
+    """
     serving, numbers = read_serving(checked_folder(folder)), version_numbers(folder)
-    served = served_numbers(serving, numbers)
-    rows = [_row(folder, number, serving, number in served) for number in numbers]
+    rows = [_row(folder, number, serving) for number in numbers]
+    served = served_numbers(serving, _loadable(rows))
+    rows = [row | {"served": row["version"] in served} for row in rows]
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
@@ -64,9 +69,14 @@ def list_versions(folder: Path, as_json: bool) -> None:
         )
 
 
-def _row(folder: Path, number: int, serving: Serving, served: bool) -> dict[str, Any]:
+def _loadable(rows: list[dict[str, Any]]) -> list[int]:
+    """Without those that reading would unpickle: a server passes over them."""
+    return [row["version"] for row in rows if row.get("kind") != "torch"]
+
+
+def _row(folder: Path, number: int, serving: Serving) -> dict[str, Any]:
     labels = sorted(name for name, version in serving.labels.items() if version == number)
-    row: dict[str, Any] = {"version": number, "served": served, "labels": labels}
+    row: dict[str, Any] = {"version": number, "labels": labels}
     try:
         version = read_json(Version, folder / str(number) / "version.json")
     except PacelineError as error:
@@ -84,7 +94,11 @@ def _row(folder: Path, number: int, serving: Serving, served: bool) -> dict[str,
 @FOLDER
 @click.argument("version")
 def promote(folder: Path, version: str) -> None:
-    """Let VERSION answer the requests that name none; `latest`: whichever is the newest."""
+    """Let VERSION answer the requests that name none; `latest`: whichever is the newest.
+
+    \b
+    paceline versions promote models/digits 3
+    """
     serving = read_serving(checked_folder(folder))
     labels = {name: number for name, number in serving.labels.items() if name != "stable"}
     if version != "latest":
@@ -98,9 +112,14 @@ def promote(folder: Path, version: str) -> None:
 @command.command()
 @FOLDER
 def rollback(folder: Path) -> None:
-    """Let the version before the current one answer, until another is promoted."""
+    """Let the version before the current one answer, until another is promoted.
+
+    \b
+    paceline versions rollback models/digits
+    """
     serving = read_serving(checked_folder(folder))
-    number = stable_before(serving, version_numbers(folder))
+    rows = [_row(folder, number, serving) for number in version_numbers(folder)]
+    number = stable_before(serving, _loadable(rows))
     labels = {name: one for name, one in serving.labels.items() if name != "canary"}
     write_serving(folder, dataclasses.replace(serving, labels=labels | {"stable": number}))
     click.echo(f"{folder}: requests that name no version go to {number}")
@@ -112,7 +131,11 @@ def rollback(folder: Path) -> None:
 @click.argument("version", required=False)
 @click.option("--percent", type=click.FloatRange(0, 100), help="For canary: of requests.")
 def label(folder: Path, name: str, version: str | None, percent: float | None) -> None:
-    """Give VERSION the label NAME, by which it can be asked for; without VERSION, take it away."""
+    """Give VERSION the label NAME, by which it can be asked for; without VERSION, take it away.
+
+    \b
+    paceline versions label models/digits canary 4
+    """
     serving = read_serving(checked_folder(folder))
     checked_name(name, "label")
     if percent is not None and name != "canary":
@@ -131,7 +154,11 @@ def label(folder: Path, name: str, version: str | None, percent: float | None) -
 @click.argument("policy", type=click.Choice(["latest", "all", "specific"]))
 @click.argument("versions", nargs=-1)
 def policy(folder: Path, policy: Any, versions: tuple[str, ...]) -> None:
-    """Serve the latest version, all of them, or specific VERSIONS (besides labelled ones)."""
+    """Serve the latest version, all of them, or specific VERSIONS (besides labelled ones).
+
+    \b
+    paceline versions policy models/digits all
+    """
     serving = read_serving(checked_folder(folder))
     if bool(versions) != (policy == "specific"):
         raise ConfigError("name versions with the policy specific, and only with it")

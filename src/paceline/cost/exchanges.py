@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
+from paceline.cost.split import Split
 from paceline.cost.transfer import Wire, allreduce_bytes, allreduce_seconds
 from paceline.errors import UnsupportedError
 
-Kind = Literal["allreduce", "ring", "reduce_broadcast", "parameter_server", "averaging", "pipeline"]
+Kind = Literal["allreduce", "ring", "reduce_broadcast", "parameter_server", "averaging"]
 KINDS: tuple[Kind, ...] = (
     "allreduce",
     "ring",
     "reduce_broadcast",
     "parameter_server",
     "averaging",
-    "pipeline",
 )
 OVERLAPPING: frozenset[str] = frozenset(
     {"allreduce", "ring", "reduce_broadcast", "parameter_server"}
@@ -40,21 +40,20 @@ class ExchangeCost:
     """parameter_server: each gradient is applied as it comes (not exact)."""
     every: int = 1
     """averaging: local steps between two averages (not exact)."""
-    partition: tuple[str, ...] = field(default=())
-    """Per layer `batch`, or how it is split by feature; empty: all `batch`."""
-    micro_batches: int = 4
-    """pipeline: parts of the batch in flight."""
+    split: Split | None = None
+    """Linear layers that are split by feature over the nodes; None: all weights are whole."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise UnsupportedError(f"exchange {self.kind!r} is not one of {', '.join(KINDS)}")
-        if self.servers < 1 or self.every < 1 or self.micro_batches < 1:
+        if self.servers < 1 or self.every < 1:
             raise UnsupportedError(
-                f"servers = {self.servers}, every = {self.every} and micro_batches ="
-                f" {self.micro_batches} must be at least 1"
+                f"servers = {self.servers} and every = {self.every} must be at least 1"
             )
-        if self.partition and self.kind != "allreduce":
-            raise UnsupportedError(f"a partition needs allreduce, not {self.kind}")
+        if self.split is not None and self.kind in ("parameter_server", "averaging"):
+            raise UnsupportedError(
+                f"split layers need an exchange that sums gradients, not {self.kind}"
+            )
 
     def is_idle(self, workers: int) -> bool:
         """True when there is nobody to talk to; a lone worker still talks to its servers."""
@@ -74,9 +73,7 @@ class ExchangeCost:
             return f"parameter_server {mode} x{self.servers}"
         if self.kind == "averaging":
             return f"averaging every {self.every}"
-        if any(mode != "batch" for mode in self.partition):
-            return "allreduce + feature partition"
-        return self.kind
+        return f"{self.kind}, split layers" if self.split is not None else self.kind
 
 
 def agreement_seconds(exchange: ExchangeCost, wire: Wire, size: float, nodes: int) -> float:

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from paceline.schema import NodePlan
+from paceline.schema.strategies import strategy_of
 
 BASE_MB = 260.0
 """A Python process with torch loaded and its kernels warm (measured: 230 to 280)."""
@@ -36,15 +37,12 @@ def estimate_mb(footprint: Footprint, node: NodePlan, *, batch_size: int, precis
     published per process; in a pipeline the stages' copies add up to one.
     """
     weights = footprint.parameter_mb
-    copies: float = 1.0
-    if node.strategy == "replicas":
-        copies = node.replicas
-    elif node.strategy in ("processes", "hogwild"):
-        copies = 2.0 * node.processes
-        if node.sync == "ddp":
-            copies += (1.0 + footprint.optimizer_slots) * (node.processes - 1) / 1.0
-    elif node.strategy in ("pipeline", "hybrid"):
-        copies = 2.0 * node.replicas
+    strategy = strategy_of(node)
+    copies = float(getattr(node, strategy.copies)) if strategy.copies else 1.0
+    if strategy.shares_memory:
+        copies *= 2.0
+    if node.sync == "ddp":
+        copies += (1.0 + footprint.optimizer_slots) * (node.processes - 1)
     kept = footprint.activation_mb * batch_size * (1.0 + WORKSPACE)
     if precision == "bf16":
         # Half-size activations, but a bf16 copy of the weights beside the fp32 ones.

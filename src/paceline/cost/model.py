@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from paceline.schema.machines import MeasuredHost
+from paceline.errors import ConfigError
+from paceline.schema.machines import MeasuredHost, WorkloadFacts
 
-SPLITTABLE = frozenset({"Linear"})
-"""Layers whose weights can be split by feature over nodes."""
-TRANSPARENT = frozenset(
-    {"ReLU", "ReLU6", "GELU", "SiLU", "Sigmoid", "Tanh", "LeakyReLU", "Hardswish"}
-    | {"Dropout", "Identity", "ELU", "Softplus"}
-)
-"""Layers that work on each feature alone, so that a split one passes through."""
+LOOKS_ACROSS = "BatchNorm"
+"""How the kinds of layers begin whose forward pass needs sums over the whole batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +22,11 @@ class LayerCost:
     backward: float = 0.0
     """Parts of a sample's computing time; those of all layers add up to 1."""
     parameter_bytes: float = 0.0
-    input_bytes: float = 0.0
     output_bytes: float = 0.0
     """Per sample."""
+    sum_bytes: float = 0.0
+    """What nodes add up before the layer can go on, forward and once more backward: the sums and
+    the squares of a BatchNorm's channels."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +75,18 @@ def model_cost(layers: Sequence[LayerCost]) -> ModelCost:
                 forward=forward,
                 backward=backward,
                 parameter_bytes=layer.parameter_bytes,
-                input_bytes=layer.input_bytes,
                 output_bytes=layer.output_bytes,
+                sum_bytes=layer.sum_bytes,
             )
         )
     return ModelCost(tuple(found))
 
 
-def host_model(host: MeasuredHost, optimizer_slots: int = 0) -> ModelCost:
+def host_model(host: MeasuredHost, facts: WorkloadFacts) -> ModelCost:
     """The model as a host's per-layer profile describes it."""
+    if not host.layers:
+        raise ConfigError(f"host {host.name!r} has no per-layer profile: measure it again")
+    sums = not facts.local_batch_norm
     found = model_cost(
         [
             LayerCost(
@@ -94,10 +95,13 @@ def host_model(host: MeasuredHost, optimizer_slots: int = 0) -> ModelCost:
                 forward=layer.forward.median,
                 backward=layer.backward.median,
                 parameter_bytes=layer.parameter_bytes,
-                input_bytes=layer.input_bytes,
                 output_bytes=layer.activation_bytes,
+                # As many numbers as there are weights and biases, two of each channel.
+                sum_bytes=(
+                    layer.parameter_bytes if sums and layer.kind.startswith(LOOKS_ACROSS) else 0.0
+                ),
             )
             for layer in host.layers
         ]
     )
-    return replace(found, optimizer_slots=optimizer_slots)
+    return replace(found, optimizer_slots=facts.optimizer_slots)

@@ -34,7 +34,7 @@ def buckets(
     sum of the seconds up to there.
 
     >>> buckets([(1.0, 10), (1.0, 10), (2.0, 10)], size=20, first=10)
-    [Bucket(size=10.0, ready=1.0), Bucket(size=20.0, ready=4.0)]
+    [BucketCost(size=10.0, ready=1.0), BucketCost(size=20.0, ready=4.0)]
     """
     found: list[BucketCost] = []
     elapsed = filled = ready = 0.0

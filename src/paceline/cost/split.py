@@ -25,10 +25,13 @@ global batch of B rows of X features (node i has b_i rows and x_i features):
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from paceline.schema.machines import LinearLayer
 
 Way = Literal["batch", "column", "row"]
 State = Literal["batch", "feature"]
@@ -40,23 +43,6 @@ WAITED = 1.25
 """A byte of activations counts this much more than one of gradients, which travel while the
 backward pass still computes."""
 GRADIENT_BYTES = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinearLayer:
-    """A linear layer, as far as bytes are concerned."""
-
-    name: str
-    inputs: int
-    outputs: int
-    bias: bool = True
-    rows: int = 1
-    """Rows per sample (tokens of a sequence); 1 for flat features."""
-
-    @property
-    def parameters(self) -> int:
-        """Weights and bias."""
-        return self.inputs * self.outputs + (self.outputs if self.bias else 0)
 
 
 Chain = tuple[LinearLayer, ...]
@@ -209,12 +195,14 @@ def _turned(own: int, rows: int, part: int, features: int) -> int:
 
 def gradient_bytes(placed: Placed, nodes: int) -> list[float]:
     """Bytes of gradients that every node sends for one layer in one update, by a ring."""
-    layer, weights = placed.layer, 0
+    return [allreduced(_summed(placed), nodes)] * nodes
+
+
+def _summed(placed: Placed) -> int:
+    """How many weights of a layer are on all nodes, so that their gradients are summed."""
     if placed.way == "batch":
-        weights = layer.parameters
-    elif layer.bias and not placed.bias_split:
-        weights = layer.outputs
-    return [allreduced(weights, nodes)] * nodes
+        return placed.layer.parameters
+    return placed.layer.outputs if placed.layer.bias and not placed.bias_split else 0
 
 
 def allreduced(weights: int, nodes: int) -> float:
@@ -237,6 +225,64 @@ def step_bytes(
             summed = gradient_bytes(placed, division.nodes)
             sent = [a + b + c for a, b, c in zip(sent, moved, summed, strict=True)]
     return sent
+
+
+@dataclass(frozen=True)
+class Split:
+    """Chains of which some layers are split over nodes, and what that means for an update."""
+
+    chains: tuple[tuple[Placed, ...], ...]
+    division: Division
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the layers that are split."""
+        return tuple(each.name for chain in self.chains for each in chain if each.way != "batch")
+
+    @functools.cached_property
+    def summed(self) -> dict[str, float]:
+        """Bytes of gradients of every layer that are still summed over all nodes."""
+        each = (placed for chain in self.chains for placed in chain)
+        return {placed.name: float(GRADIENT_BYTES * _summed(placed)) for placed in each}
+
+    @functools.cached_property
+    def moved(self) -> float:
+        """Bytes of activations that the busiest node sends per update."""
+        sent = [0] * self.division.nodes
+        for placed in (each for chain in self.chains for each in chain):
+            own = activation_bytes(placed, self.division)
+            sent = [a + b for a, b in zip(sent, own, strict=True)]
+        return float(max(sent))
+
+    @functools.cached_property
+    def changes(self) -> int:
+        """How often activations change hands in a forward pass."""
+        return sum(_changes(placed) for chain in self.chains for placed in chain)
+
+    @functools.cached_property
+    def held(self) -> float:
+        """Bytes of the chains' weights on the node that holds most of them."""
+        return GRADIENT_BYTES * float(max(held_parameters(self.chains, self.division.shares)))
+
+    @property
+    def weights(self) -> float:
+        """Bytes of all weights of the chains."""
+        each = (placed.layer.parameters for chain in self.chains for placed in chain)
+        return GRADIENT_BYTES * float(sum(each))
+
+
+def best_split(
+    chains: Sequence[Chain], division: Division, *, split: frozenset[str] | None = None
+) -> Split | None:
+    """The cheapest way to split a model's chains (see `arrange`); None where none is split.
+
+    None also where `split` names a layer with fewer features than there are nodes.
+    """
+    named = (layer for chain in chains for layer in chain if layer.name in (split or ()))
+    if division.nodes < 2 or not all(can_split(layer, division.nodes) for layer in named):
+        return None
+    found = Split(tuple(arrange(chain, division, split=split) for chain in chains), division)
+    return found if found.layers else None
 
 
 def held_parameters(chains: Sequence[Sequence[Placed]], shares: Sequence[float]) -> list[int]:

@@ -1,6 +1,6 @@
 """The time of one update, term by term.
 
-time per step = compute + exposed communication + bubble + waiting for the slowest + data
+time per step = compute + exposed communication + waiting for the slowest + data
 """
 
 from __future__ import annotations
@@ -21,14 +21,8 @@ from paceline.cost.exchanges import (
 )
 from paceline.cost.model import ModelCost
 from paceline.cost.overlap import BUCKET, buckets, exposed_seconds
-from paceline.cost.partition import (
-    activation_bytes,
-    activation_seconds,
-    held_part,
-    transitions,
-)
-from paceline.cost.pipeline import cut, pipeline_seconds, transfer_seconds
-from paceline.cost.transfer import Wire
+from paceline.cost.split import Split
+from paceline.cost.transfer import Wire, allreduce_bytes, allreduce_seconds
 
 
 @dataclass(frozen=True)
@@ -54,7 +48,6 @@ class StepCost:
     """The nodes' mean time of computing."""
     exposed: float = 0.0
     """Communication that does not hide under backward."""
-    bubble: float = 0.0
     waiting: float = 0.0
     """For the slowest: unequal shares, and chance."""
     data: float = 0.0
@@ -69,7 +62,7 @@ class StepCost:
     @property
     def seconds(self) -> float:
         """Time per update of the global batch."""
-        return self.compute + self.exposed + self.bubble + self.waiting + self.data
+        return self.compute + self.exposed + self.waiting + self.data
 
     @property
     def images_per_second(self) -> float:
@@ -93,7 +86,6 @@ def step_cost(
         waiting   max_i t_i - mean_i t_i + sqrt(m) z(N) cv max_i t_i      (`expected_maximum`)
         exposed   by the exchange; see `agreement_seconds` and `exposed_seconds`
         data      max(0, max_i share_i / feed_i - compute - exposed - waiting): feeding runs ahead
-        bubble    (S-1) x the slowest stage, pipeline only
 
     Nodes wait for each other m times per update: once, and where layers are split at every
     change of hands forward and backward. Of m parts with independent chance each has
@@ -104,22 +96,19 @@ def step_cost(
     slowest of those, where it is known.
     """
     nodes = sum(member.count for member in team)
-    if exchange.kind == "pipeline" and nodes > 1:
-        return _pipeline(team, wire, model, exchange, batch)
     portions = shares([(member.curve, member.count) for member in team], batch)
     if exchange.asynchronous and not exchange.is_idle(nodes):
         return _asynchronous(team, wire, model, exchange, portions, batch)
-    times = _times(team, model, exchange, portions, batch)
+    times = _times(team, model, exchange, portions)
     mean = sum(p.count * t for p, t in zip(portions, times, strict=True)) / nodes
     slowest = max(times)
     chance = expected_maximum(nodes) * max(member.deviation for member in team) * slowest
     if exchange.kind == "averaging":
         chance /= math.sqrt(exchange.every)
-    if exchange.partition and nodes > 1:
-        chance *= math.sqrt(1 + 2 * len(transitions(model, exchange.partition)))
+    chance *= math.sqrt(1 + 2 * _meetings(model, exchange))
     waiting = slowest - mean + chance
     communication, exposed, sent = _communication(
-        team, wire, model, exchange, nodes, batch, slowest, bucket_bytes
+        team, wire, model, exchange, nodes, slowest, bucket_bytes
     )
     if exchange.kind == "parameter_server" and serving is not None:
         handled = handling_seconds(team, serving, model, exchange, nodes)
@@ -143,7 +132,6 @@ def _times(
     model: ModelCost,
     exchange: ExchangeCost,
     portions: Sequence[Portion],
-    batch: int,
 ) -> list[float]:
     """Seconds of computing per portion.
 
@@ -156,9 +144,8 @@ def _times(
     for portion in portions:
         member = team[portion.kind]
         seconds = member.curve.seconds(portion.samples)
-        if exchange.partition and portion.samples:
-            held = held_part(model, exchange.partition, portion.samples / batch)
-            seconds -= (1 - held) * member.curve.fixed
+        if exchange.split is not None and portion.samples:
+            seconds -= (1 - held_part(model, exchange.split)) * member.curve.fixed
         elif served and portion.samples:
             seconds -= min(member.curve.fixed, optimizer_seconds(model, member.copying))
         times.append(seconds)
@@ -201,14 +188,13 @@ def _communication(
     model: ModelCost,
     exchange: ExchangeCost,
     nodes: int,
-    batch: int,
     slowest: float,
     bucket_bytes: float,
 ) -> tuple[float, float, float]:
     """Seconds of communication, those of them that are exposed, and bytes sent.
 
-    Gradients leave bucket by bucket while backward runs. What split layers pass on, and the
-    weights that come back from servers, nothing hides.
+    Gradients leave bucket by bucket while backward runs. What split layers pass on, the sums of
+    layers that look across samples, and the weights that come back from servers, nothing hides.
     """
     if exchange.is_idle(nodes):
         return 0.0, 0.0, 0.0
@@ -216,12 +202,13 @@ def _communication(
     if exchange.kind not in OVERLAPPING:
         seconds = agreement_seconds(exchange, wire, size, nodes) / exchange.every
         return seconds, seconds, agreement_bytes(exchange, size, nodes) / exchange.every
-    modes = exchange.partition or ("batch",) * len(model.layers)
+    split = exchange.split
+    summed = split.summed if split is not None else {}
     fixed = max(member.curve.fixed for member in team)
     working = max(0.0, slowest - fixed)
     gradients = [
-        (working * layer.backward, layer.parameter_bytes if mode == "batch" else 0.0)
-        for layer, mode in zip(reversed(model.layers), reversed(modes), strict=True)
+        (working * layer.backward, summed.get(layer.name, layer.parameter_bytes))
+        for layer in reversed(model.layers)
     ]
 
     pulled = exchange.kind == "parameter_server"
@@ -241,11 +228,31 @@ def _communication(
         slowdown=wire.slowdown,
         taken=wire.taken,
     )
-    blocking = activation_seconds(model, modes, wire, nodes, batch)
+    sums = [layer.sum_bytes for layer in model.layers if layer.sum_bytes]
+    blocking = sum(2 * allreduce_seconds(wire, each, nodes) for each in sums)
+    sent = moved + 2 * allreduce_bytes(sum(sums), nodes)
+    if split is not None:
+        rounds = 2 * split.changes * (wire.latency + (nodes - 1) * wire.message)
+        blocking += rounds + split.moved / wire.both
+        sent += split.moved
     if pulled:
         blocking += way_seconds(exchange, wire, size, nodes)
-    sent = moved + activation_bytes(model, modes, nodes, batch)
     return hideable + blocking, exposed + blocking, sent
+
+
+def _meetings(model: ModelCost, exchange: ExchangeCost) -> int:
+    """How often nodes wait for each other in a forward pass."""
+    if exchange.kind not in OVERLAPPING:
+        return 0
+    sums = sum(1 for layer in model.layers if layer.sum_bytes)
+    return sums + (exchange.split.changes if exchange.split is not None else 0)
+
+
+def held_part(model: ModelCost, split: Split | None) -> float:
+    """Part of all weights that the node with most of them holds."""
+    if split is None:
+        return 1.0
+    return 1 - (split.weights - split.held) / max(split.weights, model.parameter_bytes)
 
 
 def _feeding(team: Sequence[TeamMember], portions: Sequence[Portion]) -> float:
@@ -297,37 +304,4 @@ def _asynchronous(
         bytes_sent=agreement_bytes(exchange, size, workers),
         staleness=workers - 1.0,
         portions=tuple(portions),
-    )
-
-
-def _pipeline(
-    team: Sequence[TeamMember], wire: Wire, model: ModelCost, exchange: ExchangeCost, batch: int
-) -> StepCost:
-    """One stage per node, M micro-batches.
-
-    stage s   p_s = part_s t_s(batch) / M + its transfers
-    step      (M + S - 1) max_s p_s
-    compute   sum over micro-batches of the mean stage; waiting: of the slowest above it
-    """
-    curves = [member.curve for member in team for _ in range(member.count)]
-    micro = min(exchange.micro_batches, batch)
-    stages = cut(model, [1 / curve.seconds(batch) for curve in curves])
-    working = [
-        stage.part * curve.seconds(batch) / micro
-        for stage, curve in zip(stages, curves, strict=True)
-    ]
-    moving = [transfer_seconds(wire, stages, s, batch / micro) for s in range(len(stages))]
-    slowest = max(w + m for w, m in zip(working, moving, strict=True))
-    place = max(range(len(stages)), key=lambda s: working[s] + moving[s])
-    mean = sum(working) / len(stages)
-    noise = max(member.deviation for member in team) * expected_maximum(len(stages))
-    total = pipeline_seconds(slowest, len(stages), micro)
-    return StepCost(
-        batch=batch,
-        compute=micro * mean,
-        exposed=micro * moving[place],
-        bubble=total - micro * slowest,
-        waiting=micro * (working[place] - mean) + noise * micro * working[place] / math.sqrt(micro),
-        communication=micro * sum(moving) / 2,
-        bytes_sent=2 * batch * max(stage.boundary_bytes for stage in stages),
     )

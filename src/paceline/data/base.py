@@ -34,8 +34,17 @@ class Source(abc.ABC):
     concurrent: bool = True
     """True: may be fetched in a background thread."""
 
+    ordered: bool = False
+    """True: numbers are places in an order of the user's own, which is not shuffled again."""
+
     processes: int = 0
     """Processes that fetch batches ahead, all workers together; 0: none but the training's own."""
+
+    may_be_copied: bool = False
+    """True: where reading is slow, other processes may read from copies (see `readers`)."""
+
+    readers: int = 0
+    """How many do, as reading has shown, where `processes` does not say it."""
 
     targets: np.ndarray | None = None
     """Every target in sample order, as `fetch` gives it, where known without reading samples."""

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from paceline.data.base import Source
+from paceline.data.readers import Balance, OnCopy, may_fork, own_cores
 from paceline.data.sampler import GlobalSampler, apportion
 from paceline.data.samples import Samples, Stacked
 from paceline.errors import PacelineError
@@ -84,25 +85,57 @@ class Feed:
     def _read(
         self, plan: list[tuple[np.ndarray, int]], *, epoch: int, augment: bool
     ) -> Generator[Batch]:
-        def fetch(item: tuple[np.ndarray, int]) -> tuple[Samples, int, float]:
+        def fetch_from(item: tuple[np.ndarray, int], source: Source) -> tuple[Samples, int, float]:
             indices, total = item
             start = time.perf_counter()
-            if not self.reads_inputs and self.source.targets is not None:
-                targets = torch.from_numpy(self.source.targets[indices])
+            if not self.reads_inputs and source.targets is not None:
+                targets = torch.from_numpy(source.targets[indices])
                 samples: Samples = Stacked(torch.empty(0), targets)
             else:
                 sizes = self.parts(len(indices))
-                samples = self.source.samples(indices, epoch=epoch, augment=augment, sizes=sizes)
+                samples = source.samples(indices, epoch=epoch, augment=augment, sizes=sizes)
             return samples, total, time.perf_counter() - start
+
+        def fetch(item: tuple[np.ndarray, int]) -> tuple[Samples, int, float]:
+            return fetch_from(item, self.source)
 
         if self.source.processes:
             readers = -(-self.source.processes // len(self.shares))
             results = _in_processes(fetch, plan, min(readers, max(1, len(plan))))
+        elif self.source.may_be_copied and may_fork():
+            results = self._as_fast_as_needed(fetch_from, plan)
         else:
             results = _ahead(fetch, plan, self.ahead if self.source.concurrent else 0)
         # Closed with this one: whoever reads ahead must not outlive it.
         with contextlib.closing(results):
             yield from self._timed(results)
+
+    def _as_fast_as_needed(
+        self,
+        fetch: Callable[[tuple[np.ndarray, int], Source], tuple[Samples, int, float]],
+        plan: list[tuple[np.ndarray, int]],
+    ) -> Generator[tuple[Samples, int, float]]:
+        """Here, until it shows that reading holds the training up; then by processes."""
+        source, balance, at = self.source, Balance(), 0
+        while at < len(plan) and not source.readers and source.may_be_copied:
+            started = time.perf_counter()
+            found = fetch(plan[at], source)
+            read = time.perf_counter()
+            yield found
+            balance.add(read - started, time.perf_counter() - read)
+            at += 1
+            source.readers = balance.readers(own_cores(), len(plan) - at)
+        rest = plan[at:]
+        if rest and source.may_be_copied:
+            try:
+                on_copy = OnCopy(fetch, source)
+            except Exception:  # whatever a class of the user's raises: it cannot be copied
+                source.may_be_copied = False
+            else:
+                yield from _in_processes(on_copy, rest, min(source.readers, len(rest)))
+                return
+        for item in rest:
+            yield fetch(item, source)
 
     def _timed(self, results: Generator[tuple[Samples, int, float]]) -> Generator[Batch]:
         while True:

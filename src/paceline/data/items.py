@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,17 +22,37 @@ from torch.utils.data import default_collate
 from paceline.data.base import Source
 from paceline.data.samples import Samples, Stacked
 from paceline.data.splits import ITEM_STREAM
-from paceline.errors import DataError, UnsupportedError
+from paceline.errors import DataError, PacelineError, UnsupportedError
 
 REMEDY = "give a dataset with __len__ and __getitem__ that returns (input, target)"
 CHECKED = 5
 """Samples, spread over a dataset, whose targets must be as it lists them to be believed."""
 
 
+@contextlib.contextmanager
+def random_kept() -> Iterator[None]:
+    """Global random numbers go on afterwards as if nothing had been drawn."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+def seed_all(word: int) -> None:
+    """Of torch, numpy and Python."""
+    random.seed(word)
+    np.random.seed(word)
+    torch.default_generator.manual_seed(word)
+
+
 class MapSource(Source):
     """Items of a map-style dataset, one by one; in the asking thread, as RNGs are global."""
 
     concurrent = False
+    may_be_copied = True
 
     def __init__(self, dataset: Any, *, seed: int, what: str = "data set") -> None:
         self._dataset, self._seed, self._what = dataset, seed, what
@@ -92,23 +112,16 @@ class MapSource(Source):
 
     def _drawn(self, indices: np.ndarray, epoch: int) -> list[Any]:
         """The items, each with random numbers of its own."""
-        with self._lock:
-            states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-            try:
-                return [self._item(index, epoch) for index in np.asarray(indices).tolist()]
-            finally:
-                random.setstate(states[0])
-                np.random.set_state(states[1])
-                torch.set_rng_state(states[2])
+        with self._lock, random_kept():
+            return [self._item(index, epoch) for index in np.asarray(indices).tolist()]
 
     def _item(self, index: int, epoch: int) -> Any:
         sequence = np.random.SeedSequence([self._seed, ITEM_STREAM, epoch, index])
-        word = int(sequence.generate_state(1)[0])
-        random.seed(word)
-        np.random.seed(word)
-        torch.default_generator.manual_seed(word)
+        seed_all(int(sequence.generate_state(1)[0]))
         try:
             return self._dataset[index]
+        except PacelineError:
+            raise
         except (Exception, SystemExit) as error:
             raise DataError(
                 f"{self._what}: item {index} raised {type(error).__name__}: {error}; correct the"

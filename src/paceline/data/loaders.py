@@ -43,12 +43,11 @@ def taken_apart(value: Any) -> Loaded | None:
             "the two DataLoaders have different collate_fns: give both the same, which sees"
             " model.training in the step if it must tell them apart"
         )
-    _check(train)
-    datasets = tuple(loader.dataset for loader in both)
+    datasets = tuple(_in_its_order(loader, is_test=loader is not train) for loader in both)
     return Loaded(
         data=datasets if len(datasets) == 2 else datasets[0],
         batch_size=train.batch_size,
-        shuffle=_shuffles(train),
+        shuffle=datasets[0] is train.dataset and _shuffles(train),
         collate_fn=collates[0],
         processes=train.num_workers,
     )
@@ -66,25 +65,29 @@ def _shuffles(loader: Any) -> bool:
     return isinstance(loader.sampler, RandomSampler)
 
 
-def _check(loader: Any) -> None:
-    """Refuse what would be trained in another order, or on other samples."""
+def _in_its_order(loader: Any, *, is_test: bool) -> Any:
+    """The dataset, with the loader's sampler where the order is not one that Paceline draws."""
     from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
-    sampler, why = loader.sampler, ""
-    if isinstance(loader.dataset, IterableDataset):
-        why = "streams (an IterableDataset), whose samples have no numbers: give a map-style one"
-    elif type(loader.batch_sampler) is not BatchSampler:
-        why = "has a batch_sampler of its own: leave it out, and give shuffle and batch_size"
-    elif type(sampler) not in (RandomSampler, SequentialSampler):
-        why = f"has a sampler of its own ({type(sampler).__name__}): use shuffle=True or False"
-    elif isinstance(sampler, RandomSampler) and (
-        sampler.replacement or sampler.num_samples != len(loader.dataset)
-    ):
-        why = "draws samples with replacement, or not all of them: use shuffle=True"
-    elif loader.drop_last and len(loader.dataset) % loader.batch_size:
-        why = (
-            "leaves samples out (drop_last=True), which Paceline trains as a smaller batch: leave"
-            " it out, or use a batch_size that divides the samples"
+    from paceline.data.ordered import Ordered
+
+    dataset, sampler = loader.dataset, loader.sampler
+    if loader.batch_size is None:
+        raise DataError(
+            "the DataLoader has a batch_sampler of its own, or batch_size=None: give it a"
+            " batch_size, and a sampler if the order is to be your own"
         )
-    if why:
-        raise DataError(f"the DataLoader {why}")
+    if isinstance(dataset, IterableDataset):
+        return dataset
+    if type(loader.batch_sampler) is not BatchSampler:
+        raise DataError(
+            "the DataLoader has a batch_sampler of its own: leave it out, and give a sampler and a"
+            " batch_size"
+        )
+    usual = type(sampler) is SequentialSampler
+    if type(sampler) is RandomSampler:
+        usual = not sampler.replacement and sampler.num_samples == len(dataset)
+    rest = len(sampler) % loader.batch_size if loader.drop_last else 0
+    if usual and (not rest or is_test):
+        return dataset
+    return Ordered(dataset, sampler, len(sampler) - rest)

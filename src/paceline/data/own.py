@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch.utils.data import IterableDataset, TensorDataset
 from torch.utils.data import Subset as TorchSubset
-from torch.utils.data import TensorDataset
 
 from paceline.data.base import DataRequest, Dataset, Source, fingerprint_of
 from paceline.data.items import CollatedSource, MapSource, TensorSource, length_of
+from paceline.data.ordered import Ordered, OrderedSource, as_stream
 from paceline.data.splits import Subset, limited, plain_split, stratified_split
 from paceline.errors import DataError
 
@@ -28,8 +29,16 @@ def as_source(
     """A source over a map-style dataset; a TensorDataset is indexed directly."""
     if isinstance(dataset, Source):
         return dataset
+    if isinstance(dataset, Ordered):
+        inner = as_source(dataset.dataset, seed=seed, what=what, request=request)
+        return OrderedSource(inner, dataset, seed=seed, what=what)
     nested = request is not None and request.nested
     collate = request.collate_fn if request is not None else None
+    if isinstance(dataset, IterableDataset):
+        limit = request.limit if request is not None else None
+        source = as_stream(dataset, limit, collate=collate, nested=nested, seed=seed, what=what)
+        source.processes = request.processes if request is not None else 0
+        return source
     tensors = dataset.tensors if type(dataset) is TensorDataset else ()
     if collate is None and (len(tensors) == 2 or (tensors and nested)):
         length_of(dataset, what)
@@ -44,14 +53,17 @@ def as_source(
 
 
 def _classes(train: Source, test: Source, dataset: Any) -> tuple[str, ...]:
-    while isinstance(dataset, TorchSubset):
+    while isinstance(dataset, TorchSubset | Ordered):
         dataset = dataset.dataset
     named = getattr(dataset, "classes", None)
     transformed = getattr(dataset, "target_transform", None) is not None
     if isinstance(named, list | tuple) and named and not transformed:
         return tuple(str(name) for name in named)
-    known = [part.labels for part in (train, test) if part.labels is not None]
-    if not known or train.labels is None:
+    listed = [
+        part.listed if isinstance(part, OrderedSource) else part.labels for part in (train, test)
+    ]
+    known = [labels for labels in listed if labels is not None]
+    if listed[0] is None:
         return ()
     count = max(int(part.max()) for part in known) + 1
     return tuple(map(str, range(count))) if count <= max(MOST_CLASSES, len(train)) else ()
@@ -118,6 +130,7 @@ def open_own(value: Any, request: DataRequest, name: str) -> Dataset:
     The request's options are the function's keyword arguments.
     """
     is_dataset = isinstance(value, Dataset) or not callable(value)
+    is_dataset = is_dataset or isinstance(value, IterableDataset)
     is_dataset = is_dataset or (not isinstance(value, type) and hasattr(value, "__getitem__"))
     if is_dataset:
         request.check_options()
@@ -155,6 +168,14 @@ def _call(function: Callable[..., Any], request: DataRequest, name: str) -> Any:
 
 def _split(made: Any, request: DataRequest, name: str) -> Dataset:
     """One dataset, a part of which is held back for testing."""
+    if isinstance(made, Ordered | IterableDataset):
+        what = "a stream"
+        if isinstance(made, Ordered):
+            what = "given with an order of its own (a sampler, or drop_last)"
+        raise DataError(
+            f"data {name!r} is {what}, of which no part can be held back for testing: give a pair"
+            " (train, test)"
+        )
     whole = as_source(made, seed=request.seed, what=f"data {name!r}", request=request)
     if len(whole) < 2:
         raise DataError(f"data {name!r} has one sample; a test part needs a second")

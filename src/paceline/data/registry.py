@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.data.base import DataRequest, Dataset, DataSpec
 from paceline.errors import DataError, unknown_name
+from paceline.schema.registry import Registry, imported
 from paceline.text import user_path
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset as MapDataset
 
-# name -> (module, function that opens it); a new data set is one file and one line here.
-_OPENERS = {
-    "digits": ("paceline.data.digits", "open_digits"),
-    "mnist": ("paceline.data.mnist", "open_mnist"),
-    "cifar10": ("paceline.data.cifar10", "open_cifar10"),
-    "image_folder": ("paceline.data.image_folder", "open_image_folder"),
-    "synthetic": ("paceline.data.synthetic", "open_synthetic"),
-}
+DATA_SETS: Registry[str] = Registry("data set", "paceline.data", {
+    "digits": "paceline.data.digits:open_digits",
+    "mnist": "paceline.data.mnist:open_mnist",
+    "cifar10": "paceline.data.cifar10:open_cifar10",
+    "image_folder": "paceline.data.image_folder:open_image_folder",
+    "synthetic": "paceline.data.synthetic:open_synthetic",
+}, str)  # fmt: skip
+"""By name the function that opens it, whose module has a `SPEC`; imported when it is used."""
 
 
 def names() -> list[str]:
@@ -31,14 +32,14 @@ def names() -> list[str]:
     >>> "mnist" in names()
     True
     """
-    return list(_OPENERS)
+    return list(DATA_SETS)
 
 
 def spec(name: str) -> DataSpec:
     """What is known of a data set without opening it."""
-    if name not in _OPENERS:
+    if name not in DATA_SETS:
         raise DataError(unknown_name("data set", name, names()))
-    found = importlib.import_module(_OPENERS[name][0]).SPEC
+    found = importlib.import_module(DATA_SETS[name].partition(":")[0]).SPEC
     assert isinstance(found, DataSpec)
     return found
 
@@ -71,11 +72,11 @@ def _open(request: DataRequest) -> Dataset:
                 " PACELINE_DATA or --data to it"
             )
         return _open_folder(request, user_path(request.root))
-    if name in _OPENERS:
-        opener: Callable[[DataRequest], Dataset] = _load(*_OPENERS[name])
+    if name in DATA_SETS:
+        opener: Callable[[DataRequest], Dataset] = _load(DATA_SETS[name])
         return opener(request)
     if is_reference(name):
-        own: Callable[[DataRequest], Dataset] = _load("paceline.data.own", "open_reference")
+        own: Callable[[DataRequest], Dataset] = _load("paceline.data.own:open_reference")
         return own(request)
     folder = find_folder(request)
     if folder is None:
@@ -91,16 +92,16 @@ def _open(request: DataRequest) -> Dataset:
 def is_here(request: DataRequest) -> bool:
     """Whether the files of a data set are in place; they are not opened."""
     finders = {
-        "digits": ("paceline.data.digits", "digits_file"),
-        "mnist": ("paceline.data.mnist", "mnist_folder"),
-        "cifar10": ("paceline.data.cifar10", "cifar10_place"),
+        "digits": "paceline.data.digits:digits_file",
+        "mnist": "paceline.data.mnist:mnist_folder",
+        "cifar10": "paceline.data.cifar10:cifar10_place",
     }
     if request.name == "image_folder":
         return bool(folders_below(request.root))
     if request.name not in finders:
-        return request.name in _OPENERS or find_folder(request) is not None
+        return request.name in DATA_SETS or find_folder(request) is not None
     try:
-        finder = _load(*finders[request.name])
+        finder = _load(finders[request.name])
         finder() if request.name == "digits" else finder(request)
     except DataError:
         return False
@@ -123,18 +124,18 @@ def folders_below(root: str | None) -> list[str]:
         entry.name
         for entry in place.iterdir()
         if entry.is_dir()
-        and entry.name not in _OPENERS
+        and entry.name not in DATA_SETS
         and any(child.is_dir() for child in entry.iterdir())
     )
 
 
 def _open_folder(request: DataRequest, folder: Path) -> Dataset:
-    opener: Callable[[DataRequest, Path], Dataset] = _load(*_OPENERS["image_folder"])
+    opener: Callable[[DataRequest, Path], Dataset] = _load(DATA_SETS["image_folder"])
     return opener(request, folder)
 
 
-def _load(module: str, function: str) -> Any:
-    return getattr(importlib.import_module(module), function)
+def _load(place: str) -> Any:
+    return imported(place, "the data set")
 
 
 def from_datasets(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from paceline.data.samples import Samples
 
 # Keeps the streams of random numbers apart that are drawn from one seed.
-SPLIT_STREAM, LIMIT_STREAM, FLIP_STREAM, ITEM_STREAM = 1, 2, 3, 4
+SPLIT_STREAM, LIMIT_STREAM, FLIP_STREAM, ITEM_STREAM, ORDER_STREAM = 1, 2, 3, 4, 5
 
 
 def stratified_split(
@@ -52,6 +52,7 @@ class Subset(Source):
         self.sample_shape = source.sample_shape
         self.sample_dtype = source.sample_dtype
         self.concurrent, self.processes = source.concurrent, source.processes
+        self.ordered, self.may_be_copied = source.ordered, source.may_be_copied
         if source.targets is not None:
             self.targets = source.targets[self.numbers]
 
@@ -87,8 +88,13 @@ class Subset(Source):
 
 
 def limited(source: Source, limit: int | None, seed: int) -> Source:
-    """The first `limit` samples of a seeded shuffle, or the source itself."""
+    """The first `limit` samples of a seeded shuffle, or the source itself.
+
+    Of data with an order of its own the first of that order.
+    """
     if limit is None or limit >= len(source):
         return source
+    if source.ordered:
+        return Subset(source, np.arange(limit))
     order = np.random.default_rng([seed, LIMIT_STREAM]).permutation(len(source))
     return Subset(source, np.sort(order[:limit]))

@@ -5,23 +5,14 @@ Importing this package imports no torch; building an exchange does.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from paceline.errors import UnsupportedError, unknown_name
+from paceline.errors import UnsupportedError
+from paceline.schema.exchanges import EXCHANGES
+from paceline.schema.registry import imported
 
 if TYPE_CHECKING:
     from paceline.exchange.base import Exchange, ExchangeSetting
-
-# name -> module:class; imported only when used
-REGISTRY: dict[str, str] = {
-    "allreduce": "paceline.exchange.allreduce:AllReduce",
-    "ring": "paceline.exchange.ring:Ring",
-    "reduce_broadcast": "paceline.exchange.reduce_broadcast:ReduceBroadcast",
-    "averaging": "paceline.exchange.averaging:Averaging",
-    "parameter_server": "paceline.exchange.servers.parameter_server:ParameterServer",
-    "hogwild": "paceline.exchange.gossip.hogwild:HogwildExchange",
-}
 
 # (name, compression) where that takes another class
 COMPRESSED: dict[tuple[str, str], str] = {
@@ -32,22 +23,18 @@ COMPRESSED: dict[tuple[str, str], str] = {
 
 def names() -> list[str]:
     """The names of all exchanges."""
-    return list(REGISTRY)
+    return list(EXCHANGES)
 
 
 def exchange_class(name: str, compression: str = "none") -> type[Exchange]:
     """The class of an exchange by its name, and by what makes its gradients smaller."""
-    if name not in REGISTRY:
-        raise UnsupportedError(unknown_name("exchange", name, REGISTRY))
     if compression != "none" and (name, compression) not in COMPRESSED:
         raise UnsupportedError(
             f"exchange.compression = {compression!r} does not work with exchange.kind = {name!r}:"
             " use 'allreduce', or compression = 'none'"
         )
-    place = REGISTRY[name] if compression == "none" else COMPRESSED[name, compression]
-    module, _, attribute = place.partition(":")
-    found: type[Exchange] = getattr(importlib.import_module(module), attribute)
-    return found
+    place = EXCHANGES[name] if compression == "none" else COMPRESSED[name, compression]
+    return cast("type[Exchange]", imported(place, f"exchange {name!r}"))
 
 
 def build(name: str, setting: ExchangeSetting) -> Exchange:
@@ -55,4 +42,4 @@ def build(name: str, setting: ExchangeSetting) -> Exchange:
     return exchange_class(name, setting.options.compression)(setting)
 
 
-__all__ = ["REGISTRY", "build", "exchange_class", "names"]
+__all__ = ["EXCHANGES", "build", "exchange_class", "names"]

@@ -67,21 +67,19 @@ class Crew:
         with _explained("hear the other nodes"):
             text = self._store.get(key)
             self._store.delete_key(key)
-        try:
-            return dict(checked(parse_json(text), _ANSWER))
-        except ValueError as error:
-            raise WorkerError(f"{self.hosts[node]} answers what no node says: {error}") from None
+        return read_answer(text, self.hosts[node])
 
     def has_answered(self, node: int) -> bool:
         """Whether a node has made something of the newest order."""
         with _explained("hear the other nodes"):
             return self._store.check([f"answer/{self._number}/{node}"])
 
-    def said_by(self, node: int, what: str) -> Any:
-        """What a node has said of itself by itself; None while it has not."""
+    def said_by(self, node: int, what: str) -> float | None:
+        """The number that a node has said of itself by itself; None while it has not."""
         key = f"said/{what}/{node}"
         with _explained("hear the other nodes"):
-            return parse_json(self._store.get(key)) if self._store.check([key]) else None
+            text = self._store.get(key) if self._store.check([key]) else None
+        return None if text is None else read_number(text, self.hosts[node], what)
 
     def ask_to_stop(self) -> None:
         """Ask the nodes of a leg that this node has no part in to stop."""
@@ -173,14 +171,12 @@ class Crew:
     def _await(self, key: str, shape: Mapping[str, Any]) -> dict[str, Any]:
         while True:
             try:
-                return dict(checked(parse_json(self._store.get(key)), shape))
+                return read_order(self._store.get(key), shape)
             except RuntimeError as error:
                 if not _is_patience(error):
                     raise WorkerError(
                         f"{self.hosts[0]}, which leads the training, has gone: {error}"
                     ) from error
-            except ValueError as error:
-                raise WorkerError(f"what came is no order for a node: {error}") from None
 
     def answer(self, **words: Any) -> None:
         """Say what has come of the newest order."""
@@ -190,6 +186,30 @@ class Crew:
     def close(self) -> None:
         """Leave."""
         self._store.close()
+
+
+def read_order(text: bytes, shape: Mapping[str, Any] = _ORDER) -> dict[str, Any]:
+    """What the first node asks of others, or how it takes one in."""
+    try:
+        return dict(checked(parse_json(text), shape))
+    except ValueError as error:
+        raise WorkerError(f"what came is no order for a node: {error}") from None
+
+
+def read_answer(text: bytes, host: str) -> dict[str, Any]:
+    """What a node has made of an order."""
+    try:
+        return dict(checked(parse_json(text), _ANSWER))
+    except ValueError as error:
+        raise WorkerError(f"{host} answers what no node says: {error}") from None
+
+
+def read_number(text: bytes, host: str, what: str) -> float:
+    """What a node has said of itself."""
+    try:
+        return float(checked(parse_json(text), float))
+    except ValueError as error:
+        raise WorkerError(f"{host} says of its {what} what no node says: {error}") from None
 
 
 def _is_patience(error: RuntimeError) -> bool:

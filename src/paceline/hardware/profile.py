@@ -22,10 +22,11 @@ from paceline.hardware.kept_races import fingerprint
 from paceline.hardware.machine import busy_cores, processor_name
 from paceline.local.cores import quota_cores, usable_cores, visible_cores
 from paceline.local.memory import available_mb
-from paceline.schema import Candidate, Config, encode
+from paceline.schema import Candidate, Config, NodePlan, Plan, encode
 from paceline.schema.machines import (
     BUSY,
     Layer,
+    LinearLayer,
     Machines,
     Measured,
     MeasuredHost,
@@ -50,7 +51,7 @@ CURVE_SECONDS = 8.0
 """About so long updates of all batch sizes together are timed."""
 LAYERS_SECONDS = 4.0
 """Rounds of timing layers end after this."""
-_VERSION = 2
+_VERSION = 3
 
 
 class TimeSizes(Protocol):
@@ -149,6 +150,8 @@ def _measure(request: ProfileRequest) -> Machines:
             samples=len(parts.dataset.train),
             optimizer_slots=footprint.optimizer_slots,
             sample_bytes=inputs[0].nbytes,
+            chains=_chains(config, parts, request.batch_size),
+            local_batch_norm="local_batch_norm" in config.numerics.allow,
         )
     finally:
         parts.dataset.close()
@@ -173,6 +176,18 @@ def _measure(request: ProfileRequest) -> Machines:
     )
     made = datetime.now().astimezone().isoformat(timespec="seconds")
     return _for_config(Machines(made=made, workload=facts, hosts=(host,)), config)
+
+
+def _chains(config: Config, parts: Parts, batch_size: int) -> tuple[tuple[LinearLayer, ...], ...]:
+    """Linear layers that nodes can split, as a training of several finds them."""
+    from paceline.exchange.tensor_parallel.chains import find_chains
+    from paceline.plan.partition import obstacle
+
+    plan = Plan(nodes=(NodePlan(), NodePlan()), batch_size=batch_size)
+    if obstacle(plan, config.exchange, elementwise=":" not in config.optimizer.name):
+        return ()
+    model = parts.build_model()
+    return tuple(find_chains(model, parts.trial(plan, model)))
 
 
 def _update_times(request: ProfileRequest) -> list[UpdateTime]:

@@ -265,7 +265,7 @@ def samples_in(batch: Any) -> float:
     >>> samples_in({"input_ids": torch.zeros(5, 7), "labels": torch.zeros(5)})
     5.0
     """
-    found = next(_tensors(batch), None)
+    found = next(tensors_in(batch), None)
     if found is None or found.dim() == 0:
         raise DataError(
             f"a batch of type {type(batch).__name__} has no tensor whose length is its number of"
@@ -274,12 +274,13 @@ def samples_in(batch: Any) -> float:
     return float(len(found))
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Those of a batch or a sample, in order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
         for each in value.values():
-            yield from _tensors(each)
+            yield from tensors_in(each)
     elif isinstance(value, list | tuple):
         for each in value:
-            yield from _tensors(each)
+            yield from tensors_in(each)

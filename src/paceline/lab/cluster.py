@@ -223,6 +223,16 @@ class Lab:
         self._needs_link("throttle a link", host)
         self._shape(host, rate(to))
 
+    def slow(self, host: str, to: float) -> None:
+        """A host's cores do from now on what so many cores would."""
+        name = self.spec.host(host).name
+        group = self._built.groups.get(name)
+        if group is None or "cpu" not in group.folders:
+            raise UnsupportedError(
+                f"cannot slow host {name!r} down: there is no control group for its cores here"
+            )
+        group.limit(to)
+
     def pause(self, host: str, process: str | None = None) -> int:
         """Stop a host's processes, or those whose command line contains a text."""
         return self._signal(host, signal.SIGSTOP, process)
@@ -242,6 +252,9 @@ class Lab:
         elif fault.kind == "throttle":
             assert fault.rate is not None, "checked by FaultSpec"
             self.throttle(fault.host, fault.rate)
+        elif fault.kind == "slow":
+            assert fault.cores is not None, "checked by FaultSpec"
+            self.slow(fault.host, fault.cores)
         else:
             getattr(self, fault.kind)(fault.host)
 

@@ -291,7 +291,7 @@ def _not_emulated(spec: LabSpec, *, emulated: bool) -> list[str]:
         shortfalls.append("CPU quotas")
     if any(host.memory for host in spec.hosts):
         shortfalls.append("memory limits")
-    kinds = sorted({fault.kind for fault in spec.faults} & {"cut", "restore", "throttle"})
+    kinds = sorted({fault.kind for fault in spec.faults} & {"cut", "restore", "throttle", "slow"})
     shortfalls += [f"the fault {kind!r}" for kind in kinds]
     return shortfalls
 

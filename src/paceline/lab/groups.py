@@ -44,6 +44,19 @@ class HostGroup:
     folders: dict[str, Path]
     """Controller to directory (all the same one in version 2)."""
 
+    def limit(self, cores: float) -> None:
+        """Allow so many cores' worth of time from now on; OSError when the kernel refuses."""
+        folder = self.folders["cpu"]
+        period = PERIOD_MICROSECONDS
+        if cores * period < LEAST_QUOTA_MICROSECONDS:
+            period = int(LEAST_QUOTA_MICROSECONDS / cores) + 1
+        quota = max(LEAST_QUOTA_MICROSECONDS, round(cores * period))
+        if (folder / "cpu.cfs_period_us").exists():  # version 1
+            (folder / "cpu.cfs_period_us").write_text(str(period))
+            (folder / "cpu.cfs_quota_us").write_text(str(quota))
+        else:
+            (folder / "cpu.max").write_text(f"{quota} {period}")
+
     def usage(self) -> Usage:
         """Read the counters."""
         cpu = _pairs(self.folders.get("cpu"), "cpu.stat")
@@ -94,13 +107,15 @@ class GroupTree:
         folders = {
             controller: base / self.name / host.name for controller, base in self.bases.items()
         }
-        self._limit_cpu(folders.get("cpu"), host)
+        group = HostGroup(folders=folders)
+        if "cpu" in folders and host.cores < host.visible_cores:
+            group.limit(host.cores)
         if "cpuset" in folders:
             (folders["cpuset"] / "cpuset.cpus").write_text(",".join(map(str, cores)))
         if "memory" in folders and host.memory is not None:
             file = "memory.limit_in_bytes" if self.version == 1 else "memory.max"
             (folders["memory"] / file).write_text(str(units.size(host.memory)))
-        return HostGroup(folders=folders)
+        return group
 
     def _make_folder(self, parent: Path, name: str) -> None:
         folder = parent / name
@@ -114,19 +129,6 @@ class GroupTree:
             # A new group of version 1 allows no core and no memory at all until told.
             for file in ("cpuset.cpus", "cpuset.mems"):
                 (folder / file).write_text((parent / file).read_text())
-
-    def _limit_cpu(self, folder: Path | None, host: HostSpec) -> None:
-        if folder is None or host.cores >= host.visible_cores:
-            return
-        period = PERIOD_MICROSECONDS
-        if host.cores * period < LEAST_QUOTA_MICROSECONDS:
-            period = int(LEAST_QUOTA_MICROSECONDS / host.cores) + 1
-        quota = max(LEAST_QUOTA_MICROSECONDS, round(host.cores * period))
-        if self.version == 1:
-            (folder / "cpu.cfs_period_us").write_text(str(period))
-            (folder / "cpu.cfs_quota_us").write_text(str(quota))
-        else:
-            (folder / "cpu.max").write_text(f"{quota} {period}")
 
 
 def find_controllers() -> tuple[int, dict[str, Path]]:

@@ -35,10 +35,13 @@ FAULT_KINDS: dict[str, str] = {
     "cut": "its link carries nothing, in silence",
     "restore": "its link works again, at the rate it was given first",
     "throttle": "its link gets another rate",
+    "slow": "its cores do what fewer of them would",
     "pause": "its processes are stopped (SIGSTOP)",
     "resume": "its processes go on (SIGCONT)",
 }
 ROLES = ("worker", "server")
+LEAST_CORES = 0.01
+"""What a host can have at least."""
 # What a host may be called: a DNS label that also fits into an interface name.
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,11}[a-z0-9])?")
 Section = TypeVar("Section")
@@ -127,13 +130,16 @@ class FaultSpec:
     """Time after the start of the command, e.g. "10s"."""
 
     kind: str
-    """One of kill, shutdown, cut, restore, throttle, pause, resume."""
+    """One of kill, shutdown, cut, restore, throttle, slow, pause, resume."""
 
     host: str
     """The host it happens to."""
 
     rate: str | None = None
     """The new rate, for kind = "throttle"."""
+
+    cores: float | None = None
+    """Cores' worth of time that are left, for kind = "slow"."""
 
     process: str | None = None
     """For pause and resume: only processes whose command line contains this text."""
@@ -147,6 +153,17 @@ class FaultSpec:
                 'fault.rate belongs to kind = "throttle" and only there, but kind is'
                 f" {shown(self.kind)} and rate is {shown(self.rate)}"
             )
+        if (self.kind == "slow") != (self.cores is not None):
+            raise ConfigError(
+                'fault.cores belongs to kind = "slow" and only there, but kind is'
+                f" {shown(self.kind)} and cores is {shown(self.cores)}"
+            )
+        if self.cores is not None:
+            number = isinstance(self.cores, int | float) and not isinstance(self.cores, bool)
+            if not number or not LEAST_CORES <= self.cores < math.inf:
+                raise ConfigError(
+                    f"fault.cores = {shown(self.cores)} must be a number from {LEAST_CORES:g}"
+                )
         if self.rate is not None:
             units.rate(self.rate, "fault.rate")
         if self.process is not None and self.kind not in ("pause", "resume"):

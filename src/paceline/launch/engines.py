@@ -7,7 +7,6 @@ want to see it. `start` runs it.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import signal
 import subprocess
@@ -16,21 +15,23 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import psutil
 
 from paceline.config.environment import SECRET, child_environment
 from paceline.errors import UnsupportedError, UserError, unknown_name
 from paceline.schema.hosts import Host, NodePlace
+from paceline.schema.registry import Registry, imported
+from paceline.text import printable
 
-# name -> module:class; imported only when used
-REGISTRY: dict[str, str] = {
+ENGINES: Registry[str] = Registry("engine", "paceline.engines", {
     "mpi": "paceline.launch.mpi:MpiEngine",
     "torchrun": "paceline.launch.torchrun:TorchrunEngine",
     "ssh": "paceline.launch.ssh:SshEngine",
     "slurm": "paceline.launch.slurm:SlurmEngine",
-}
+}, str)  # fmt: skip
+"""By name its "module:class", imported only when it is used."""
 LOCAL = "local"
 """The engine of one machine, which needs no agents: `launch/local.py`."""
 _END_SECONDS = 1.5
@@ -220,14 +221,12 @@ def tail(log: Path, lines: int = 3) -> str:
         text = log.read_text(errors="replace")
     except OSError:
         return ""
-    words = [line.strip() for line in text.splitlines() if line.strip(" -\t")]
+    words = [printable(line.strip()) for line in text.splitlines() if line.strip(" -\t")]
     return " / ".join(words[-lines:])[-600:]
 
 
 def engine_class(name: str) -> type[Engine]:
     """The class of an engine by its name."""
-    if name not in REGISTRY:
-        raise UnsupportedError(unknown_name("engine", name, [*REGISTRY, LOCAL, "auto"]))
-    module, _, attribute = REGISTRY[name].partition(":")
-    found: type[Engine] = getattr(importlib.import_module(module), attribute)
-    return found
+    if name not in ENGINES:
+        raise UnsupportedError(unknown_name("engine", name, [*ENGINES, LOCAL, "auto"]))
+    return cast("type[Engine]", imported(ENGINES[name], f"engine {name!r}"))

@@ -255,7 +255,7 @@ def inspect_hosts(
         now = time.time()
         for name, found in facts.items():
             # Between asking and now: an error of seconds at most, which is enough to warn.
-            clocks[name] = _apart(
+            clocks[name] = apart(
                 found["time"], next(a.sent for a in asked if a.host.name == name), now
             )
         able = [each for each in asked if each.host.name in facts]
@@ -284,7 +284,8 @@ def inspect_hosts(
     )
 
 
-def _apart(theirs: float, before: float, after: float) -> float:
+def apart(theirs: float, before: float, after: float) -> float:
+    """By how much a clock read between two moments is surely ahead of ours; negative: behind."""
     if theirs < before:
         return theirs - before
     return max(0.0, theirs - after)

@@ -17,6 +17,7 @@ from paceline.errors import UserError
 from paceline.launch.engines import Command, Engine, Launch
 from paceline.launch.ssh import ssh_config
 from paceline.schema.hosts import NodePlace
+from paceline.text import printable
 
 HOSTFILE = "hostfile"
 SSH_CONFIG = "ssh-config"
@@ -44,15 +45,22 @@ def find_mpiexec() -> Mpiexec | None:
         if path is None:
             continue
         try:
-            done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20)
+            done = subprocess.run([path, "--version"], capture_output=True, timeout=20)
         except (OSError, subprocess.TimeoutExpired):
             continue
-        text = done.stdout + done.stderr
-        first = text.strip().splitlines()[0] if text.strip() else ""
-        if "Open MPI" in text or "OpenRTE" in text or "PRRTE" in text:
-            return Mpiexec(path=path, kind="openmpi", version=first)
-        if "HYDRA" in text or "MPICH" in text:
-            return Mpiexec(path=path, kind="mpich", version=first)
+        if found := recognised(path, done.stdout + done.stderr):
+            return found
+    return None
+
+
+def recognised(path: str, printed: bytes) -> Mpiexec | None:
+    """Whose mpiexec it is, by what `mpiexec --version` prints; None for what is neither's."""
+    text = printed.decode(errors="replace").strip()
+    version = printable(text.partition("\n")[0])[:200]
+    if "Open MPI" in text or "OpenRTE" in text or "PRRTE" in text:
+        return Mpiexec(path=path, kind="openmpi", version=version)
+    if "HYDRA" in text or "MPICH" in text:
+        return Mpiexec(path=path, kind="mpich", version=version)
     return None
 
 

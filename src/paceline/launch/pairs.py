@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.launch.inspection import AskedHost, collect, with_remedy
+from paceline.launch.inspection import AskedHost, apart, collect, with_remedy
 from paceline.schema.hosts import Host
 from paceline.schema.plain import ONE_LINE
 from paceline.secure.sealing import new_secret
@@ -196,7 +196,7 @@ def _order(asked: AskedHost, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def _clock(asked: AskedHost) -> float | None:
-    """How far a clock is ahead, from the quickest of a few questions."""
+    """How far a clock is surely ahead, from the quickest of a few questions."""
     best: tuple[float, float] | None = None
     for _ in range(_CLOCK_ROUNDS):
         before = time.time()
@@ -204,6 +204,6 @@ def _clock(asked: AskedHost) -> float | None:
         after = time.time()
         if answer.get("time") is None:
             return None
-        found = (after - before, answer["time"] - (before + after) / 2)
+        found = (after - before, apart(answer["time"], before, after))
         best = found if best is None or found[0] < best[0] else best
     return best[1] if best else None

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from paceline.config.environment import slurm_allocation
-from paceline.errors import UserError, WorkerError
+from paceline.errors import UserError, WorkerError, shown
 from paceline.launch.engines import Command, Engine, Launch, Running, StartedProcesses, tail
 
 SCRIPT = "job.sh"
@@ -76,7 +76,7 @@ class SlurmJob(Running):
                 f"sbatch refused the job: {words}; options for it go to --slurm, as"
                 ' --slurm "--partition=short --time=60"'
             )
-        self.number = done.stdout.strip().partition(";")[0]
+        self.number = job_number(done.stdout)
         self._log = run / f"slurm-{self.number}.out"
         self._state, self._asked = "PENDING", 0.0
         self._submitted = time.monotonic()
@@ -88,8 +88,7 @@ class SlurmJob(Running):
             self._asked = now
             done = _slurm(["squeue", "--noheader", "--format=%T", "--jobs", self.number])
             if done.returncode == 0 or "Invalid job id" in done.stderr:
-                found = done.stdout.strip()
-                self._state = found.splitlines()[0] if found else ""
+                self._state = job_state(done.stdout)
         return self._state
 
     def has_begun(self) -> bool:
@@ -116,9 +115,33 @@ class SlurmJob(Running):
                 time.sleep(0.1)
 
 
+def job_number(printed: str) -> str:
+    """Of what `sbatch --parsable` prints; what a site's own wrapper prints may stand before it.
+
+    >>> job_number("loading modules\\n4711;cluster\\n")
+    '4711'
+    """
+    last = printed.strip().rpartition("\n")[2]
+    number = last.partition(";")[0]
+    if re.fullmatch(r"[0-9]{1,18}", number) is None:
+        raise UserError(
+            f"sbatch --parsable ended with {shown(last)}, which is no job's number: let what wraps"
+            " sbatch here print only before it"
+        )
+    return number
+
+
+def job_state(printed: str) -> str:
+    """Of what `squeue --format=%T` prints: one word; "" for nothing."""
+    found = re.match(r"\s*([A-Z][A-Z_]{0,40})\b", printed)
+    return found[1] if found else ""
+
+
 def _slurm(words: list[str], told: str = "") -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(words, input=told, capture_output=True, text=True, timeout=_PATIENCE)
+        return subprocess.run(
+            words, input=told, capture_output=True, text=True, errors="replace", timeout=_PATIENCE
+        )
     except OSError as error:
         raise UserError(
             f"{words[0]} cannot be started ({error.strerror}): engine 'slurm' needs Slurm's"

@@ -35,6 +35,7 @@ from paceline.local.values import full_precision, mapped, scored
 from paceline.models.extra_state import has_extra_state
 from paceline.schema import NodePlan, RankContext
 from paceline.schema.events import SpanName
+from paceline.schema.strategies import strategy_of
 
 if TYPE_CHECKING:
     from paceline.exchange.base import Exchange
@@ -280,7 +281,7 @@ def prepare_model(job: Job) -> nn.Module:
 
 def _refuse_copies(model: nn.Module, job: Job) -> None:
     """Some models cannot be copied so that the copies are one model to train."""
-    if job.node.strategy in ("sequential", "threads") and job.nodes == 1:
+    if strategy_of(job.node).is_plain and job.nodes == 1:
         return
     if has_extra_state(model):
         reason = "has a state of its own (get_extra_state), which copies of it do not share"
@@ -342,7 +343,7 @@ def gradients(
         seed_step(job.seed, step, job.first_worker + worker)
     values = placed(job, samples.values)
     with contextlib.nullcontext() if whole is None else whole.update(model):
-        with users_code(model, values, samples.count), autocast(job):
+        with users_code(job.step, model, values, samples.count), autocast(job):
             found = job.step(model, values)
         factor, counted = found.part_of(samples.count, total)
         if factor or _counts_nothing_well(found.loss, model, whole):

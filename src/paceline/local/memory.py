@@ -20,8 +20,11 @@ MEMORY_PART = 0.9
 """Part of the free memory that a plan may be expected to take."""
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 _LARGEST = 2**31 - 1
-_LARGE_BLOCK = 128 * 2**10
-"""Bytes: what glibc itself begins with, and then changes."""
+_LARGE_BLOCK = 2**20
+"""Bytes: weights are larger, the body of a request mostly smaller."""
+_KEPT = 16 * 2**20
+"""Bytes that stay with the process although they are free: the next requests need them again, and
+to take them anew costs a page fault for every 4 KB."""
 
 
 def keep_freed_memory() -> bool:
@@ -53,7 +56,10 @@ def return_large_blocks() -> bool:
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK) == 1
+    if mallopt is None:
+        return False
+    settings = ((_M_MMAP_THRESHOLD, _LARGE_BLOCK), (_M_TRIM_THRESHOLD, _KEPT))
+    return all(mallopt(name, value) == 1 for name, value in settings)
 
 
 def give_back_memory() -> None:

@@ -305,8 +305,9 @@ def _check(job: Job) -> Supervised:
         )
     if not job.elementwise:
         raise StrategyError(
-            f"an optimizer of your own sees whole models, but {node.strategy!r} divides them: use"
-            " sgd, adam or adamw, or local.strategy = 'threads'"
+            "the optimizer does something else to pieces of parameters than to whole ones (tried),"
+            f" and {node.strategy!r} divides them: use one that treats every number by itself, or"
+            " local.strategy = 'threads'"
         )
     if job.compile:
         raise StrategyError(

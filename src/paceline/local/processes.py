@@ -31,8 +31,9 @@ class Processes(WorkerPerRank, PiecewiseOptimizer):
         super().__init__(job)
         if not job.elementwise:
             raise StrategyError(
-                "an optimizer of your own sees whole parameters, but shared memory divides them:"
-                " set local.sync = 'ddp', or use local.strategy = 'threads'"
+                "the optimizer does something else to pieces of parameters than to whole ones"
+                " (tried), and shared memory divides them: set local.sync = 'ddp', or use"
+                " local.strategy = 'threads'"
             )
         set_threads(job.node.threads)
         self._shared = SharedModel(prepare_model(job), job, rounded=can_round(job))

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.errors import StrategyError
+from paceline.errors import StrategyError, WorkerError
 from paceline.local.base import Job
 from paceline.local.board import Board
 from paceline.local.gradient_hooks import refuse_shared_memory
@@ -170,8 +170,7 @@ class SharedModel:
         row[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         self.board.barrier("notes")
         notes = [
-            parse_json(bytes(self._note(rank).tolist()).rstrip(b"\0"))
-            for rank in range(self.board.ranks)
+            read_note(bytes(self._note(rank).tolist()), rank) for rank in range(self.board.ranks)
         ]
         self.board.barrier("notes")
         return notes
@@ -179,6 +178,14 @@ class SharedModel:
     def _note(self, rank: int) -> torch.Tensor:
         start = self._notes_at + rank * _NOTE_BYTES
         return self._bytes[start : start + _NOTE_BYTES]
+
+
+def read_note(row: bytes, rank: int) -> Any:
+    """What a rank has left in its row of the shared memory."""
+    try:
+        return parse_json(row.rstrip(b"\0"))
+    except ValueError as error:
+        raise WorkerError(f"the note of rank {rank} cannot be read: {error}") from None
 
 
 def _padded(size: int, unit: int) -> int:

@@ -300,8 +300,11 @@ def count_correct(outputs: Any, targets: torch.Tensor) -> float:
 
 
 @contextlib.contextmanager
-def users_code(model: nn.Module, values: Any, count: int) -> Iterator[None]:
+def users_code(step: Step, model: nn.Module, values: Any, count: int) -> Iterator[None]:
     """Say of an error that it came out of the model, the loss or the step, and on what."""
+    who = "the model or the loss"
+    if isinstance(step, OwnStep):
+        who = f"the step {step.name} or the model"
     try:
         yield
     except Exception as error:
@@ -321,7 +324,7 @@ def users_code(model: nn.Module, values: Any, count: int) -> Iterator[None]:
                 f" together ({reason}): let the dataset give {weights}, as x.float() does (bytes"
                 " also divided by 255, as a rule), or convert them in the model"
             ) from error
-        error.add_note(f"raised by the model or the loss, on {shapes_of(values)}")
+        error.add_note(f"raised by {who}, on {shapes_of(values)}")
         raise
 
 

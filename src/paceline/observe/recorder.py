@@ -356,11 +356,13 @@ def make_recorder(
     samples_every: float = 1.0,
     began: float | None = None,
     role: Literal["worker", "server"] = "worker",
+    host: str | None = None,
     say: Say = print,
 ) -> Recorder:
     """The recorder of a rank whose folder is `folder`; one that listens to nothing if so asked.
 
     `began`: where the rank's wall time begins, if not now (see `samples.process_began`).
+    `host`: what the user calls this machine, if not by its own name.
     """
     if not events:
         return NullRecorder()
@@ -368,7 +370,7 @@ def make_recorder(
     start = Start(
         rank=context.rank,
         node=context.node,
-        host=socket.gethostname(),
+        host=host or socket.gethostname(),
         pid=os.getpid(),
         time=now,
         began=now if began is None else began,

@@ -1,16 +1,29 @@
-"""Every rank's part of each batch of a DataLoader, and which batch the loop is working on."""
+"""Every rank's part of each batch of a DataLoader, and which batch the loop is working on.
+
+Of a map-style data set a rank fetches the samples of its part alone. A stream has no numbers to
+fetch by: every rank reads all of it and collates its part, so batches are those of one process.
+"""
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
 from paceline.errors import ConfigError, DataError, UnsupportedError
-from paceline.integrations.shares import PartSampler, samples_in, with_batches
+from paceline.integrations.shares import (
+    PartSampler,
+    samples_in,
+    span_of,
+    tensors_in,
+    with_batches,
+)
 from paceline.pace.ranks import Ranks
 
 Part = tuple[float, float]
@@ -49,20 +62,23 @@ class Batches:
     def __init__(
         self, loader: DataLoader[Any], ranks: Ranks, shares: list[float], working: Working
     ) -> None:
-        self.loader, self._working = loader, working
+        self.loader, self._working, self._ranks = loader, working, ranks
         self._parts: PartSampler | None = None
         self._divided = loader
-        streamed = isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
-        if not streamed:
+        self._shares = shares
+        streamed = isinstance(loader.dataset, IterableDataset)
+        if not streamed and loader.batch_sampler is not None:
             self._parts = PartSampler(loader.batch_sampler, shares, ranks.rank)
             self._divided = with_batches(loader, self._parts)
         if ranks.size == 1:
             return
-        if streamed:
+        if loader.batch_size is None and self._parts is None:
             raise UnsupportedError(
-                "a stream, or a DataLoader with batch_size=None, has no batches that could be"
-                " divided: give a map-style data set and a batch_size"
+                "a DataLoader with batch_size=None has no batches that could be divided: give it a"
+                " batch_size"
             )
+        if streamed:
+            return
         if isinstance(loader.sampler, DistributedSampler):
             raise UnsupportedError(
                 "the DataLoader has a DistributedSampler, which divides it already, and in another"
@@ -97,6 +113,7 @@ class Batches:
 
     def divide(self, shares: list[float]) -> None:
         """By other shares, from the next epoch on."""
+        self._shares = list(shares)
         if self._parts is not None:
             self._parts.shares[:] = shares
 
@@ -107,27 +124,92 @@ class Batches:
         return getattr(self.loader, name)
 
     def __iter__(self) -> Iterator[Any]:
-        working, number = self._working, 0
-        batches = iter(self._divided)
+        working = self._working
+        batches = self._streamed() if self._is_divided_stream else self._fetched()
         key = id(batches)
-        sizes: list[tuple[int, int]] | None = None
         try:
             while True:
                 asked = time.perf_counter()
                 try:
-                    batch = next(batches)
+                    batch, working.parts[key] = next(batches)
                 except StopIteration:
                     return
-                if sizes is None:  # set when the order of the epoch is drawn, for the first batch
-                    sizes = self._parts.sizes if self._parts is not None else []
-                working.parts[key] = sizes[number] if sizes else _counted(batch)
-                number += 1
                 working.handed += 1
                 working.since = time.perf_counter()
                 working.waited(asked, working.since - asked)
                 yield batch
         finally:
+            batches.close()
             working.parts.pop(key, None)
+
+    def _fetched(self) -> Generator[tuple[Any, Part]]:
+        """This rank's part of each batch, and its size."""
+        sizes: list[tuple[int, int]] | None = None
+        for number, batch in enumerate(self._divided):
+            if sizes is None:  # set when the order of the epoch is drawn, for the first batch
+                sizes = self._parts.sizes if self._parts is not None else []
+            yield batch, sizes[number] if sizes else _counted(batch)
+
+    @property
+    def _is_divided_stream(self) -> bool:
+        return self._ranks.size > 1 and self._parts is None
+
+    def _streamed(self) -> Generator[tuple[Any, Part]]:
+        """This rank's part of each batch of a stream that every rank reads, and its size."""
+        divided = copy.copy(self.loader)
+        part = _PartOfStream(self.loader.collate_fn, list(self._shares), self._ranks.rank)
+        divided.__dict__.update(collate_fn=part, _iterator=None)
+        batches, number = iter(divided), 0
+        while True:
+            found = next(batches, None)
+            # One rank must not wait in a backward pass for another whose stream has ended.
+            stamps = self._ranks.gather(None if found is None else [found[1], found[2]])
+            if any(stamp != stamps[0] for stamp in stamps):
+                raise DataError(
+                    f"batch {number} of the stream is not the same on all ranks: let it read the"
+                    " same samples in the same order in every process (draw from a generator with"
+                    " a seed; do not divide it by rank)"
+                )
+            if found is None:
+                return
+            values, count, _, own = found
+            if count < self._ranks.size:
+                raise DataError(
+                    f"batch {number} of the stream has {count} samples, which cannot be divided"
+                    f" among {self._ranks.size} ranks: set drop_last=True on the DataLoader"
+                )
+            number += 1
+            yield values, (own, count)
+
+
+class _PartOfStream:
+    """Makes a batch of a rank's part of the samples alone; it may do so in a loader's worker."""
+
+    def __init__(self, collate: Callable[[Any], Any], shares: list[float], rank: int) -> None:
+        self._collate, self._shares, self._rank = collate, shares, rank
+
+    def __call__(self, samples: list[Any]) -> tuple[Any, int, str, int]:
+        """The part's batch, samples of the whole, what tells one first sample from another, and
+        samples of the part."""
+        count = len(samples)
+        stamp = _stamp(samples[0])
+        if count < len(self._shares):  # refused where all ranks can hear of it
+            return None, count, stamp, 0
+        begin, end = span_of(count, self._shares, self._rank)
+        return self._collate(samples[begin:end]), count, stamp, end - begin
+
+
+def _stamp(sample: Any) -> str:
+    """Of a sample: enough to see that ranks read different ones."""
+    content = hashlib.sha256()
+    tensors = list(tensors_in(sample))
+    for each in tensors:
+        content.update(
+            each.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        )
+    if not tensors:
+        content.update(pickle.dumps(sample))
+    return content.hexdigest()[:16]
 
 
 def _counted(batch: Any) -> Part:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 from paceline.config import config_from, dump_config, with_versions
-from paceline.errors import RunDirectoryError
+from paceline.errors import PacelineError, RunDirectoryError, shortened
 from paceline.local.base import OptimizerState
 from paceline.local.state import OwnOptimizer
 from paceline.observe.metrics import MetricsFile, totals
@@ -25,6 +26,7 @@ from paceline.run import RunDirectory, create_run, open_run, write_whole
 from paceline.schema import Config, NodePlan, Plan, write_json
 from paceline.schema.checkpoint import fixed_settings, newest_good, other_settings
 from paceline.schema.codec import encode
+from paceline.schema.plain import checked
 from paceline.training.checkpoint import FILES, Checkpoints, Position, TrainState
 
 OWN = ".pace"
@@ -215,6 +217,42 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     random.setstate((version, tuple(numbers), rest))
 
 
+_OWN_SHAPE = {
+    "others": [dict],
+    "generators": [[int]],
+    "random": [{"torch": [int], "python": list}],
+    "shares": [float],
+}
+
+
+def own_state(found: Any, others: int, generators: int) -> dict[str, Any]:
+    """What a checkpoint holds of a loop beside models and optimizers, if it is of such a loop."""
+    with of_this_loop():
+        own: dict[str, Any] = checked(found, _OWN_SHAPE, "its own state")
+        for name, count in (("others", others), ("generators", generators)):
+            if len(own[name]) != count:
+                kind = "schedulers and the like" if name == "others" else "generators of loaders"
+                raise ValueError(f"it has {len(own[name])} {kind}, the loop {count}")
+        if any(share < 0 for share in own["shares"]) or not sum(own["shares"]) > 0:
+            raise ValueError("its shares are no shares")
+    return own
+
+
+@contextlib.contextmanager
+def of_this_loop() -> Iterator[None]:
+    """A checkpoint that does not fit is the user's to know, in a sentence."""
+    try:
+        yield
+    except PacelineError:
+        raise
+    except (LookupError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+        why = shortened(" ".join(str(error).split()))
+        raise RunDirectoryError(
+            f"the checkpoint is of another loop ({why}): name another run, or continue it with the"
+            " loaders, schedulers and models that it began with"
+        ) from error
+
+
 def model_state(models: Sequence[nn.Module], more: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Of all models; one alone keeps the names of its parameters."""
     found: dict[str, Any] = dict(more)
@@ -230,7 +268,8 @@ def load_models(
     """What `model_state` gave."""
     rest = dict(state)
     for name, parameter in more.items():
-        parameter.detach().copy_(rest.pop(name))
+        with of_this_loop():
+            parameter.detach().copy_(rest.pop(name))
     for number, model in enumerate(models):
         before = f"{number}." if len(models) > 1 else ""
         own = {
@@ -260,6 +299,7 @@ def load_optimizers(optimizers: Sequence[OwnOptimizer], state: OptimizerState) -
     """What `optimizer_states` gave."""
     for number, optimizer in enumerate(optimizers):
         before = f"{number}:"
-        optimizer.write(
-            {k.removeprefix(before): v for k, v in state.items() if k.startswith(before)}
-        )
+        with of_this_loop():
+            optimizer.write(
+                {k.removeprefix(before): v for k, v in state.items() if k.startswith(before)}
+            )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -14,13 +13,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from paceline.config.environment import given_shares
-from paceline.errors import ConfigError, UnsupportedError, UserError
+from paceline.errors import ConfigError, RunDirectoryError, UnsupportedError, UserError
 from paceline.integrations.shares import Shares, span_of
 from paceline.local.state import OwnOptimizer
 from paceline.local.steps import SUM, measured, sum_and_count
-from paceline.observe.metrics import Tally
-from paceline.observe.recorder import Recorder, make_recorder
-from paceline.pace.batches import Batches, Working
+from paceline.observe.recorder import make_recorder
+from paceline.pace.batches import Batches
 from paceline.pace.gradients import Gradients, check_trainable, share_statistics
 from paceline.pace.keeping import (
     OWN,
@@ -29,14 +27,17 @@ from paceline.pace.keeping import (
     load_models,
     load_optimizers,
     model_state,
+    of_this_loop,
     open_keeper,
     optimizer_states,
+    own_state,
     planned,
     random_state,
     script_name,
     set_random_state,
     spread_checkpoint,
 )
+from paceline.pace.meter import Meter
 from paceline.pace.ranks import Ranks
 from paceline.run import RunDirectory
 from paceline.schema import RankContext
@@ -80,7 +81,8 @@ class Pace:
         self._follows_speed = shares is None and given_shares() is None
         self._shares = Shares(shares).numbers()
         self._gradients = Gradients(self._ranks)
-        self._working = Working(self._has_waited)
+        self._meter = Meter(self._ranks)
+        self._working = self._meter.working
         self._models: list[nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
         self._states: list[OwnOptimizer] = []
@@ -88,10 +90,7 @@ class Pace:
         self._others: list[Any] = []
         self._more: dict[str, torch.Tensor] = {}
         self._keeper: Keeper | None = None
-        self._recorder: Recorder = Recorder()
         self._stopped = False
-        self._updates = self._counted = 0
-        self._begin_epoch()
 
     # --- who we are -----------------------------------------------------------
 
@@ -174,7 +173,7 @@ class Pace:
                 if self._gradients.add(name, parameter):
                     self._more[name] = parameter
         if not self._optimizers:
-            optimizer.register_step_post_hook(lambda *_: self._has_updated())
+            optimizer.register_step_post_hook(lambda *_: self._meter.updated())
         self._optimizers.append(optimizer)
         self._states.append(OwnOptimizer(optimizer, self._gradients.named.items()))
 
@@ -187,9 +186,33 @@ class Pace:
             )
 
     def part(self, whole: torch.Tensor, dim: int = 0) -> torch.Tensor:
-        """This rank's part of a tensor that every rank has whole: rows, or columns with dim=1."""
+        """This rank's part of a tensor that every rank has whole: rows, or columns with dim=1.
+
+        Where ranks have different numbers (each drew its own) the first one's count. Every rank
+        calls it.
+        """
+        whole = self._ranks.of_first(whole)
         begin, end = span_of(whole.shape[dim], self._shares, self.rank)
-        return whole.narrow(dim, begin, end - begin)
+        found = whole.narrow(dim, begin, end - begin)
+        # `view`, which loops over columns call, wants what it had of the whole.
+        return found.contiguous() if whole.is_contiguous() else found
+
+    def save(self, thing: Any, path: str | Path) -> None:
+        """As torch.save, by the first rank, while the others wait: then the file is there.
+
+        Every rank calls it.
+        """
+        place = Path(path)
+
+        def write() -> None:
+            partial = place.with_name(f".{place.name}.partial")
+            try:
+                torch.save(thing, partial)
+                partial.replace(place)
+            except OSError as error:
+                raise RunDirectoryError(f"cannot write {place}: {error.strerror}") from None
+
+        self._ranks.by_first(write)
 
     # --- in the loop --------------------------------------------------------------
 
@@ -201,19 +224,19 @@ class Pace:
         """
         found = measured({"loss": loss, "weight": weight}, "the loop")
         part = self._working.part() if found.weight is None else None
-        self._trained_on(part)
+        self._meter.trained_on(part)
         if self.ranks == 1:
             loss.backward(**options)  # type: ignore[no-untyped-call]
-            self._computed(time.perf_counter() - self._working.since)
+            self._meter.computed(time.perf_counter() - self._working.since)
         else:
             self._backward(loss, self._factor(found.weight, part), options)
-        self._working.since = self._last = time.perf_counter()
+        self._working.since = self._meter.last = time.perf_counter()
         if not self._optimizers:
-            self._has_updated()
+            self._meter.updated()
 
     def _factor(self, weight: Any, part: Any) -> float:
         """What this rank's loss is multiplied with."""
-        self._computed(time.perf_counter() - self._working.since)
+        self._meter.computed(time.perf_counter() - self._working.since)
         if weight == SUM:
             return 1.0
         if weight is None:
@@ -229,8 +252,8 @@ class Pace:
     def _backward(self, loss: torch.Tensor, factor: float, options: dict[str, Any]) -> None:
         began = time.perf_counter()
         self._gradients.backward(loss, factor, **options)
-        self._computed(time.perf_counter() - began)
-        with self._recorder.span("exchange", update=self._updates, detail="gradients"):
+        self._meter.computed(time.perf_counter() - began)
+        with self._meter.recorder.span("exchange", update=self._meter.updates, detail="gradients"):
             self._gradients.add_up()
 
     def log(self, *, weight: Any = None, **values: Any) -> None:
@@ -242,8 +265,7 @@ class Pace:
         for name, value in values.items():
             key = name if name.startswith(("test_", "train_")) else f"train_{name}"
             total, count = self._sum_and_count(value, name, weight)
-            before = self._logged.get(key, (0.0, 0.0))
-            self._logged[key] = (before[0] + total, before[1] + count)
+            self._meter.log(key, total, count)
 
     def mean(self, value: Any, weight: Any = None) -> float:
         """The mean over all ranks, now: of a number (by `weight`), a tensor or a pair (sum, count).
@@ -253,9 +275,17 @@ class Pace:
         total, count = self._ranks.sum(self._sum_and_count(value, "mean", weight))
         return total / count if count else float("nan")
 
-    def sum(self, value: Any) -> float:
-        """A number added up over all ranks, now. Every rank calls it."""
-        return self._ranks.sum([float(value)])[0]
+    def sum(self, *values: Any) -> Any:
+        """A number, or several, added up over all ranks, now; whole numbers stay whole.
+
+        Every rank calls it.
+        """
+        sums = self._ranks.sum(float(value) for value in values)
+        found = [
+            int(total) if _is_whole(value) else total
+            for value, total in zip(values, sums, strict=True)
+        ]
+        return found[0] if len(found) == 1 else tuple(found)
 
     def _sum_and_count(self, value: Any, name: str, weight: Any) -> tuple[float, float]:
         if weight is None:
@@ -275,7 +305,7 @@ class Pace:
         numbers = range(*arguments)
         done = self._begin(len(numbers))
         for number in numbers[done:]:
-            self._begin_epoch()
+            self._meter.begin_epoch()
             try:
                 yield number
             except GeneratorExit:
@@ -313,35 +343,31 @@ class Pace:
         found = spread_checkpoint(self._ranks, checkpoint)
         if os.uname().nodename == host:  # others share no files with the first
             context = RankContext(rank=self.rank, world_size=self.ranks)
-            self._recorder = make_recorder(RunDirectory(Path(place)).rank(self.rank), context)
-            self._recorder.ready()
+            folder = RunDirectory(Path(place)).rank(self.rank)
+            self._meter.recorder = make_recorder(folder, context)
+            self._meter.recorder.ready()
         if found is None:
             return 0
         state, model, optimizer = found
         self._restore(model, optimizer)
-        self._updates = state.position.update
+        self._meter.updates = state.position.update
         self.print(f"paceline: continuing {place} after epoch {state.position.epoch}")
         return state.position.epoch
 
     def _restore(self, model: dict[str, Any], optimizer: dict[str, dict[str, Any]]) -> None:
-        own = optimizer.pop(OWN)
+        generators = [each for loader in self._loaders for each in loader.generators]
+        own = own_state(optimizer.pop(OWN, None), len(self._others), len(generators))
         load_models(self._models, self._more, model)
         load_optimizers(self._states, optimizer)
-        for thing, state in zip(self._others, own["others"], strict=True):
-            thing.load_state_dict(state)
-        generators = [each for loader in self._loaders for each in loader.generators]
-        for generator, state in zip(generators, own["generators"], strict=True):
-            generator.set_state(torch.tensor(state, dtype=torch.uint8))
-        if self.rank < len(own["random"]):
-            set_random_state(own["random"][self.rank])
+        with of_this_loop():
+            for thing, state in zip(self._others, own["others"], strict=True):
+                thing.load_state_dict(state)
+            for generator, state in zip(generators, own["generators"], strict=True):
+                generator.set_state(torch.tensor(state, dtype=torch.uint8))
+            if self.rank < len(own["random"]):
+                set_random_state(own["random"][self.rank])
         if len(own["shares"]) == self.ranks and self._follows_speed:
             self._divide(own["shares"])
-
-    def _begin_epoch(self) -> None:
-        self._tally = Tally()
-        self._logged: dict[str, tuple[float, float]] = {}
-        self._busy = self._own_samples = self._waiting = 0.0
-        self._last = self._epoch_began = self._update_began = time.perf_counter()
 
     def _end_epoch(self, done: int) -> None:
         """Log and save; every rank calls it."""
@@ -349,15 +375,8 @@ class Pace:
         assert keeper is not None
         if not self._exact:  # statistics of each rank's own part: the first one's are kept
             self._ranks.spread(b for model in self._models for b in model.buffers())
-        self._tally.seconds = max(self._last - self._epoch_began, 1e-9)
-        line = {
-            "epoch": done,
-            **self._means(),
-            "images_per_second": self._tally.samples / self._tally.seconds,
-            **self._tally.times(),
-            "bytes_sent": 0,
-            "shares": [round(share / sum(self._shares), 4) for share in self._shares],
-        }
+        shares = [round(share / sum(self._shares), 4) for share in self._shares]
+        line = {"epoch": done, **self._meter.line(), "shares": shares}
         self._follow_speeds()
         randoms = self._ranks.gather(random_state())
         if not self.is_first:
@@ -369,17 +388,17 @@ class Pace:
             "random": randoms,
             "shares": list(self._shares),
         }
-        with self._recorder.span("checkpoint"):
+        with self._meter.recorder.span("checkpoint"):
             best = keeper.note(line)
             state = optimizer_states(self._states) | {OWN: own}
             model = model_state(self._models, self._more)
-            keeper.save(done, self._updates, model, state, best=best)
-            keeper.summarize(done, self._updates, self._parameters, finished=False)
+            keeper.save(done, self._meter.updates, model, state, best=best)
+            keeper.summarize(done, self._meter.updates, self._parameters, finished=False)
 
     def _finish(self, done: int, *, finished: bool) -> None:
-        self._recorder.close()
+        self._meter.recorder.close()
         if self.is_first and self._keeper is not None:
-            self._keeper.summarize(done, self._updates, self._parameters, finished=finished)
+            self._keeper.summarize(done, self._meter.updates, self._parameters, finished=finished)
             self._keeper.run.unlock()
             self.print(f"paceline: {done} epochs, {self._keeper.run.path}")
 
@@ -387,49 +406,9 @@ class Pace:
     def _parameters(self) -> int:
         return sum(each.numel() for each in self._gradients.named.values())
 
-    def _means(self) -> dict[str, float]:
-        """What was logged, over all ranks; one that logged nothing under a name adds nothing."""
-        names = sorted({name for each in self._ranks.gather(list(self._logged)) for name in each})
-        pairs = [self._logged.get(name, (0.0, 0.0)) for name in names]
-        sums = self._ranks.sum(number for pair in pairs for number in pair)
-        return {
-            name: total / count
-            for name, total, count in zip(names, sums[::2], sums[1::2], strict=True)
-            if count
-        }
-
-    # --- what is measured -----------------------------------------------------------
-
-    def _has_waited(self, asked: float, seconds: float) -> None:
-        self._waiting += seconds
-        self._recorder.add("read", asked, seconds, update=self._updates)
-
-    def _computed(self, seconds: float) -> None:
-        self._busy += seconds
-        self._recorder.add("compute", time.perf_counter() - seconds, seconds, update=self._updates)
-
-    def _trained_on(self, part: Any) -> None:
-        """Count a batch's samples once, however many losses are taken of it."""
-        self._tally.read_seconds, self._waiting = self._tally.read_seconds + self._waiting, 0.0
-        if part is None:
-            with contextlib.suppress(ConfigError):
-                part = self._working.part()
-        if part is not None and self._working.handed != self._counted:
-            self._counted = self._working.handed
-            self._own_samples += part[0]
-            self._tally.samples += int(part[1])
-
-    def _has_updated(self) -> None:
-        now = time.perf_counter()
-        self._tally.durations.append(now - self._update_began)
-        self._tally.updates += 1
-        self._updates += 1
-        self._update_began = self._last = now
-
     def _follow_speeds(self) -> None:
         """Give slower ranks less of every batch of the next epoch, where that is worth it."""
-        speed = self._own_samples / self._busy if self._busy else 0.0
-        speeds = [float(each) for each in self._ranks.gather(speed)]
+        speeds = [float(each) for each in self._ranks.gather(self._meter.speed)]
         changed = rebalanced(self._shares, speeds) if self._follows_speed else None
         if changed is not None and max(speeds) > NOTEWORTHY * min(speeds):
             self._divide(changed)
@@ -443,6 +422,12 @@ class Pace:
 NOTEWORTHY = 1.2
 """How much faster than the slowest rank the fastest must be for shares to follow: ranks of one
 machine differ by some percent from epoch to epoch."""
+
+
+def _is_whole(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not (value.is_floating_point() or value.is_complex())
+    return isinstance(value, int)
 
 
 def _elsewhere(place: str, config: Any, plan: Any) -> Keeper:

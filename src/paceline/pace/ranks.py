@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import json
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,7 +13,7 @@ import torch.distributed as dist
 
 from paceline.backends import BACKEND_NAME, register_mpi
 from paceline.config.environment import named_variables, started_by
-from paceline.errors import PacelineError, RunDirectoryError, UserError
+from paceline.errors import PacelineError, RunDirectoryError, UserError, shown
 from paceline.launch.scripts.begin import settle
 from paceline.local.cores import usable_cores
 
@@ -57,6 +58,25 @@ class Ranks:
                 copy = plain.contiguous()
                 dist.broadcast(copy, 0)
                 plain.copy_(copy)
+
+    def of_first(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The first rank's tensor on every rank; it only travels where they differ."""
+        if self.size == 1:
+            return tensor
+        plain = tensor.detach().cpu().contiguous()
+        content: Any = plain.reshape(-1).view(torch.uint8).numpy()
+        mine = [str(plain.dtype), list(plain.shape), hashlib.sha256(content).hexdigest()]
+        found = self.gather(mine)
+        if any(other[:2] != mine[:2] for other in found):
+            raise UserError(
+                f"ranks have different tensors to divide: {shown(found[0][:2])} on the first,"
+                f" {shown(mine[:2])} on rank {self.rank}; make it in the same way on every rank"
+            )
+        if all(other == mine for other in found):
+            return tensor
+        copy = plain.clone()
+        dist.broadcast(copy, 0)
+        return copy.to(tensor.device)
 
     def spread_bytes(self, content: bytes) -> bytes:
         """The first rank's bytes, on every rank."""

@@ -27,7 +27,7 @@ class Case:
     """What the answer is made from."""
 
     gain: Callable[[int], Gain | None]
-    """Of so many machines, the best exact way; None where none fits into memory."""
+    """Of so many machines, the best way; None where none fits into memory."""
     capacity: Callable[[int], float]
     """What the speeds of so many machines add up to, in units of the fastest."""
     alone_seconds: float
@@ -50,7 +50,7 @@ def advise(case: Case, *, worth: float) -> tuple[str, ...]:
     """
     two = case.gain(2)
     if two is None:
-        return ("not possible: no exact way fits into the memory of such machines",)
+        return ("not possible: no way fits into the memory of such machines",)
     like = "like this one" if case.second == 1 else f"of {case.second:.2g} times this one's speed"
     instead = (
         f"{duration(case.alone_seconds / two.speedup)} instead of {duration(case.alone_seconds)}"
@@ -93,7 +93,7 @@ def _where_it_stops(case: Case, last: int) -> list[str]:
         return [f"each of {limit} machines pays: the last brings {part:.0%} of its own speed"]
     part_next = _brings(case, last + 1)
     if part_next is None:
-        return [f"it stops at {last} machines: with {last + 1} nothing exact fits into memory"]
+        return [f"it stops at {last} machines: with {last + 1} nothing fits into memory"]
     return [
         f"it stops paying at {last} machines: number {last + 1} would bring"
         f" {max(0.0, part_next):.0%} of its own speed"

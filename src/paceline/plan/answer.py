@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from paceline.errors import ConfigError
+from paceline.schema import ExchangeSettings
 from paceline.schema.machines import Link, WorkloadFacts
 
 
@@ -22,6 +23,8 @@ class Question:
     purchase: float | None = None
     """Per node, once."""
     currency: str = ""
+    exchange: ExchangeSettings = field(default_factory=ExchangeSettings)
+    """What the configuration says of how nodes agree."""
 
     def __post_init__(self) -> None:
         if not self.nodes or min(self.nodes) < 1:
@@ -53,7 +56,7 @@ class Row:
     """Part of what all nodes' speeds add up to."""
     step_seconds: float
     terms: dict[str, float]
-    """Seconds per step: compute, exposed, bubble, waiting, data; they add up."""
+    """Seconds per step: compute, exposed, waiting, data; they add up."""
     bytes_sent: float
     """Per step, by the busiest node."""
     memory_mb: float

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from paceline.schema import Candidate, NodePlan, Numerics
+from paceline.schema.strategies import describe
 
 MICRO_BATCHES = (4, 1, 2, 8)
 """The likeliest first: where it is far behind, the others need no trial."""
@@ -81,22 +82,6 @@ def candidate(
         memory_format=memory_format,
         exact=precision == "fp32",
     )
-
-
-def describe(node: NodePlan) -> str:
-    """A node plan in a few words."""
-    if node.strategy == "threads":
-        return f"threads {node.threads}"
-    if node.strategy == "replicas":
-        return f"replicas {node.replicas}x{node.threads}"
-    if node.strategy in ("processes", "hogwild"):
-        ddp = " (ddp)" if node.sync == "ddp" and node.strategy == "processes" else ""
-        return f"{node.strategy} {node.processes}x{node.threads}{ddp}"
-    if node.strategy == "pipeline":
-        return f"pipeline {node.stages} stages x{node.micro_batches}"
-    if node.strategy == "hybrid":
-        return f"hybrid {node.replicas} x {node.stages} stages x{node.micro_batches}"
-    return node.strategy
 
 
 def _thread_counts(cores: int) -> list[int]:

@@ -7,9 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import cast
 
-from paceline.plan.candidates import MemoryFormat, Precision, describe
+from paceline.plan.candidates import MemoryFormat, Precision
 from paceline.plan.pilot import CLEAR, OBVIOUS
 from paceline.schema import Candidate, Config, Plan, Race, Rejected
+from paceline.schema.strategies import cause, describe, strategy_of
 from paceline.text import rate
 
 SAME = 0.02
@@ -72,31 +73,20 @@ def _why_not(
     if not entry.exact and entry.precision not in allowed:
         faster = f"{1 - behind:.2f}x the choice, but " if behind < 0 else ""
         return f'{faster}changes results: allow it with numerics.allow = ["{entry.precision}"]'
-    cause = _cause(entry, chosen, gradient_mb)
+    why = _cause(entry, chosen, gradient_mb)
     if behind < SAME or _is_level(entry, chosen):
-        return f"as fast as the choice{'; ' + cause if cause else ''}"
-    return f"{behind:.0%} slower{': ' + cause if cause else ''}"
+        return f"as fast as the choice{'; ' + why if why else ''}"
+    return f"{behind:.0%} slower{': ' + why if why else ''}"
 
 
 def _cause(entry: Candidate, chosen: Candidate, gradient_mb: float) -> str:
     """Why a structure costs what it costs, as far as its arithmetic tells."""
     node = entry.node
-    if node.strategy == "sequential":
-        return "one core of several"
     if dataclasses.replace(node, cores=()) == dataclasses.replace(chosen.node, cores=()):
         return f"the {entry.memory_format} layout"
-    if node.strategy == "threads":
-        if chosen.node.strategy == "threads":
-            return "fewer cores"
-        return "threads wait for each other in every layer, processes once per update"
-    if node.strategy == "processes":
-        return f"every update sums {node.processes} x {gradient_mb:.1f} MB of gradients"
-    if node.strategy == "replicas":
-        return f"{node.replicas} threads share one interpreter and sum {gradient_mb:.1f} MB each"
-    if node.strategy in ("pipeline", "hybrid"):
-        bubble = (node.stages - 1) / (node.micro_batches + node.stages - 1)
-        return f"stages stand idle {bubble:.0%} of the time, and activations are copied"
-    return ""
+    if strategy_of(node).is_plain and node.strategy == chosen.node.strategy:
+        return "fewer cores"
+    return cause(node, gradient_mb)
 
 
 def _decision(race: Race, chosen: Candidate) -> str:

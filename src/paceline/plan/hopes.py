@@ -9,12 +9,12 @@ from paceline.plan.candidates import (
     MemoryFormat,
     Precision,
     candidate,
-    describe,
     structures,
     variants,
 )
 from paceline.plan.pilot import Option
 from paceline.schema import Candidate, Config, NodePlan, Plan
+from paceline.schema.strategies import describe
 
 HOPES: Mapping[str, float] = {
     "replicas": 0.95,

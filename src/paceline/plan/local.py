@@ -6,19 +6,7 @@ from typing import Literal
 
 from paceline.errors import ConfigError
 from paceline.schema import Config, LocalSettings, NodePlan, Plan
-
-# Settings of [local] that each strategy understands; any other one is refused, not ignored.
-OPTIONS: dict[str, tuple[str, ...]] = {
-    "auto": (),
-    "sequential": (),
-    "threads": ("threads",),
-    "replicas": ("replicas", "threads"),
-    "processes": ("processes", "threads", "sync"),
-    "pipeline": ("stages", "threads", "micro_batches", "split_at"),
-    "hybrid": ("replicas", "stages", "threads", "micro_batches", "split_at"),
-    "hogwild": ("processes", "threads"),
-}
-
+from paceline.schema.strategies import STRATEGIES
 
 CROWD = 16
 """Workers, or threads of all of them together, per core: even small tests of large nodes need no
@@ -47,49 +35,38 @@ def _refuse_crowds(settings: LocalSettings, cores: int) -> None:
 
 
 def _asked(settings: LocalSettings, cores: int, *, elementwise: bool) -> NodePlan:
-    name = settings.strategy
-    if name == "threads":
-        return NodePlan(strategy=name, threads=settings.threads or cores)
-    if name == "replicas":
-        replicas = settings.replicas or cores
-        return NodePlan(
-            strategy=name, replicas=replicas, threads=settings.threads or max(1, cores // replicas)
-        )
-    if name in ("processes", "hogwild"):
-        processes = settings.processes or cores
-        sync: Literal["shared", "ddp"] = (
-            ("shared" if elementwise else "ddp") if settings.sync == "auto" else settings.sync
-        )
-        return NodePlan(
-            strategy=name,
-            processes=processes,
-            threads=settings.threads or max(1, cores // processes),
-            sync=sync,
-        )
-    if name in ("pipeline", "hybrid"):
-        return _staged_node(settings, cores)
-    return NodePlan(strategy=name)
+    """Options that were left out are chosen so that all cores are used."""
+    options = STRATEGIES[settings.strategy].options
+    stages = _stages(settings) if "stages" in options else 1
+    processes = settings.processes or cores if "processes" in options else 1
+    replicas = 1
+    if "replicas" in options:
+        replicas = settings.replicas or (max(2, cores // stages) if stages > 1 else cores)
+    threads = settings.threads or max(1, cores // (stages * processes * replicas))
+    sync: Literal["shared", "ddp"] = "shared"
+    if "sync" in options:
+        sync = settings.sync if settings.sync != "auto" else "shared" if elementwise else "ddp"
+    return NodePlan(
+        strategy=settings.strategy,
+        processes=processes,
+        threads=threads if "threads" in options else 1,
+        replicas=replicas,
+        stages=stages,
+        micro_batches=settings.micro_batches or 4 if "micro_batches" in options else 1,
+        schedule=settings.schedule if "stages" in options else "gpipe",
+        split_at=settings.split_at,
+        sync=sync,
+    )
 
 
-def _staged_node(settings: LocalSettings, cores: int) -> NodePlan:
+def _stages(settings: LocalSettings) -> int:
     stages = settings.stages or (len(settings.split_at) + 1 if settings.split_at else 2)
     if settings.split_at and stages != len(settings.split_at) + 1:
         raise ConfigError(
             f"local.split_at names {len(settings.split_at)} cuts, which makes"
             f" {len(settings.split_at) + 1} stages, but local.stages = {stages}: leave one out"
         )
-    replicas = 1
-    if settings.strategy == "hybrid":
-        replicas = settings.replicas or max(2, cores // stages)
-    return NodePlan(
-        strategy=settings.strategy,
-        replicas=replicas,
-        stages=stages,
-        threads=settings.threads or max(1, cores // (replicas * stages)),
-        micro_batches=settings.micro_batches or 4,
-        schedule=settings.schedule,
-        split_at=settings.split_at,
-    )
+    return stages
 
 
 def refuse_options_without_strategy(settings: LocalSettings) -> None:
@@ -98,7 +75,7 @@ def refuse_options_without_strategy(settings: LocalSettings) -> None:
 
 
 def _refuse_foreign_options(settings: LocalSettings) -> None:
-    known = OPTIONS[settings.strategy]
+    known = STRATEGIES[settings.strategy].options if settings.strategy != "auto" else ()
     for option in ("processes", "threads", "replicas", "stages", "micro_batches", "split_at"):
         if getattr(settings, option) and option not in known:
             valid = ", ".join(known) or "none"

@@ -69,6 +69,8 @@ class Knowledge:
     """Ranks that stand by."""
     rank_seconds: float = 0.0
     """What starting the ranks takes from a training that goes on meanwhile."""
+    built_seconds: float | None = None
+    """What building the first plan took; all of what the first leg was set up with if not known."""
     out: Mapping[str, str] = field(default_factory=dict)
     """Plans that failed or were refused, and why."""
     start: str | None = None
@@ -156,7 +158,7 @@ def _after_trial(known: Knowledge, last: Leg) -> Decision:
     if found is None or found.is_obvious or (found.is_slower and found.pairs):
         faster = found is not None and found.is_faster
         return _onward(known, last.name if faster else last.best)
-    updates = _timed_updates(known, last.best)
+    updates = timed_updates(known, last.best)
     left = known.updates - known.position
     if left < updates:
         return _onward(known, last.name if found.is_faster else last.best)
@@ -171,6 +173,9 @@ def _after_trial(known: Knowledge, last: Leg) -> Decision:
 
 def _after_check(known: Knowledge, last: Leg) -> Decision:
     trial = known.legs[-2]
+    names = [option.name for option in known.options]
+    if trial.name not in names:  # a node that it needs was lost meanwhile
+        return _onward(known, last.best)
     found = compare(_fresh(known.legs), trial.name, last.best)
     if found is None or found.is_slower:
         return _onward(known, last.best)
@@ -179,14 +184,13 @@ def _after_check(known: Knowledge, last: Leg) -> Decision:
     pace = seconds_of(known.legs, last.best)
     may_bring = -math.expm1(found.difference - CLEAR * found.error)
     left = known.updates - known.position
-    cost = 2 * (trial.setup_seconds + last.setup_seconds)
+    cost = trial.setup_seconds + last.setup_seconds
     if (
         found.pairs < MOST_PAIRS
         and may_bring * left * pace > cost
         and spent(known) + cost <= _allowance(known, last.best)
     ):
         return _trial(known, trial.name, last.best, "too close to call")
-    names = [option.name for option in known.options]
     return _onward(known, min(trial.name, last.best, key=names.index))
 
 
@@ -197,8 +201,7 @@ def _onward(known: Knowledge, best: str) -> Decision:
     waiting = 0
     promising = _worth_trying(known, best)
     for option in promising:
-        # The first leg only warms up: what a trial is held against is timed after it.
-        if option.ranks <= known.ready and known.legs[-1].role != "first":
+        if option.ranks <= known.ready and _is_warm(known.legs[-1]):
             gain = 1 - expected(known, option, best)
             return _trial(known, option.name, best, f"may take {gain:.0%} less time")
         waiting = max(waiting, option.ranks)
@@ -213,20 +216,29 @@ def _onward(known: Knowledge, best: str) -> Decision:
     )
 
 
+def _is_warm(leg: Leg) -> bool:
+    """Whether a trial can be held against a leg.
+
+    The first leg only warms up, unless each of its updates took longer than that takes.
+    """
+    return leg.role != "first" or (leg.update_seconds or 0.0) >= TRIAL_SECONDS
+
+
 def _trial(known: Knowledge, name: str, best: str, reason: str) -> Decision:
     left = known.updates - known.position
     return Decision(
         name=name,
-        updates=min(left, _timed_updates(known, best)),
+        updates=min(left, timed_updates(known, best)),
         role="trial",
         best=best,
         reason=reason,
     )
 
 
-def _timed_updates(known: Knowledge, best: str) -> int:
-    """Updates that take about as long as a trial is to be timed."""
-    return FEWEST + math.ceil(TRIAL_SECONDS / seconds_of(known.legs, best))
+def timed_updates(known: Knowledge, best: str) -> int:
+    """Updates that take about as long as a trial is to be timed; of long ones the fewest."""
+    pace = seconds_of(known.legs, best)
+    return FEWEST + (math.ceil(TRIAL_SECONDS / pace) if pace < TRIAL_SECONDS else 0)
 
 
 def _worth_trying(known: Knowledge, best: str) -> list[Option]:
@@ -242,7 +254,7 @@ def _worth_trying(known: Knowledge, best: str) -> list[Option]:
         if option.name in tried:
             continue
         ratio = expected(known, option, best)
-        gain = (1 - ratio) * pace * (left - _timed_updates(known, best))
+        gain = (1 - ratio) * pace * (left - timed_updates(known, best))
         cost = _trial_cost(known, option, best, ratio)
         if gain > cost and cost <= room:
             found.append((gain - cost, option))
@@ -254,8 +266,9 @@ def _trial_cost(known: Knowledge, option: Option, best: str, ratio: float) -> fl
     pace = seconds_of(known.legs, best)
     setup = option.setup_seconds or _setup_seconds(known, option)
     starting = known.rank_seconds if option.ranks > known.ready else 0.0
-    slower = max(0.0, ratio - 1) * pace * _timed_updates(known, best)
-    return starting + 2 * setup + slower
+    slower = max(0.0, ratio - 1) * pace * timed_updates(known, best)
+    # The best plan is kept as it is meanwhile: going back to it costs next to nothing.
+    return starting + setup + slower
 
 
 def _setup_seconds(known: Knowledge, option: Option) -> float:
@@ -269,7 +282,12 @@ def _setup_seconds(known: Knowledge, option: Option) -> float:
         for leg in known.legs
         if leg.role == "trial" and needs_ranks.get(leg.name) == (option.ranks > 0)
     ]
-    return statistics.fmean(made) if made else PROVING * known.legs[0].setup_seconds
+    if made:
+        return statistics.fmean(made)
+    # The rest is its first update, which takes longer than those after it, in any plan once.
+    whole = known.legs[0].setup_seconds
+    built = whole if known.built_seconds is None else min(whole, known.built_seconds)
+    return PROVING * built + (whole - built)
 
 
 def _allowance(known: Knowledge, best: str) -> float:

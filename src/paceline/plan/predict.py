@@ -5,26 +5,26 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from paceline.cost.compute import deviation, host_curve
 from paceline.cost.exchanges import ExchangeCost
 from paceline.cost.model import ModelCost, host_model
 from paceline.cost.step import StepCost, TeamMember
 from paceline.cost.transfer import wire
-from paceline.errors import ConfigError
 from paceline.plan.advice import Case, Gain, advise
 from paceline.plan.answer import BreakEven, Prediction, Question, Row
-from paceline.plan.options import (
-    Option,
-    Setting,
-    best,
+from paceline.plan.prices import (
+    TERMS,
+    Priced,
+    Terms,
+    alone_rate,
     cause,
-    copying_rate,
-    evaluate,
     exchanges,
-    factor_of,
+    member_of,
     node_memory,
+    price,
+    quickest,
+    with_interval,
 )
 from paceline.schema.machines import Level, Link, MeasuredHost, WorkloadFacts
 
@@ -47,10 +47,7 @@ class _Guide:
     ) -> None:
         self.host, self.facts, self.question = host, facts, question
         self.calibration = calibration
-        self.model: ModelCost = host_model(host, facts.optimizer_slots)
-        if not host.layers:
-            raise ConfigError(f"host {host.name!r} has no per-layer profile: measure it again")
-        self.spread, self.copying = deviation(host), copying_rate(host)
+        self.model: ModelCost = host_model(host, facts)
 
     def speeds(self, nodes: int) -> dict[float, int]:
         """How many nodes there are of each speed, the fastest first."""
@@ -68,87 +65,78 @@ class _Guide:
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019  (lives as long as one question)
     def team(self, nodes: int, level: Level) -> tuple[TeamMember, ...]:
-        curve = host_curve(self.host, level)
-        feed = self.host.feed.median if self.host.feed else None
         return tuple(
-            TeamMember(
-                curve=curve.slower(1 / speed),
-                count=count,
-                deviation=self.spread,
-                feed=feed * speed if feed else None,
-                copying=speed * self.copying,
-            )
+            member_of(self.host, level, speed=speed, count=count)
             for speed, count in self.speeds(nodes).items()
         )
 
     def alone(self, level: Level, batch: int) -> float:
         """Images per second of the fastest node by itself."""
-        member = self.team(1, level)[0]
-        seconds = member.curve.seconds(batch)
-        if member.feed:
-            seconds = max(seconds, batch / member.feed)
-        return batch / seconds / self.calibration.get("alone", 1.0)
+        return alone_rate(self.team(1, level)[0], batch, self.calibration)
 
-    def options(self, nodes: int, link: Link, batch: int | None = None) -> list[Option]:
-        """Every exchange for so many nodes, over a link, at a batch."""
-        samples = batch or self.facts.batch(nodes)
-        own = batch or self.facts.batch(1)
-        wires = {level: wire(link, level) for level in ("median", "low", "high")}
+    def options(self, nodes: int, link: Link, batch: int | None = None) -> list[Priced]:
+        """What `train` may choose from with so many nodes, over a link, at a batch."""
+        samples, own = batch or self.facts.batch(nodes), batch or self.facts.batch(1)
 
-        def setting(computing: Level, network: Level) -> Setting:
-            return Setting(self.team(nodes, computing), wires[network])
-
-        def memory(cost: StepCost, exchange: ExchangeCost) -> float:
-            return node_memory(
-                self.model,
-                self.facts,
-                self.host.node,
-                precision=self.host.precision,
-                nodes=nodes,
-                cost=cost,
-                exchange=exchange,
+        def terms(computing: Level, network: Level) -> Terms:
+            return Terms(
+                team=self.team(nodes, computing),
+                wire=wire(link, network),
+                model=self.model,
+                batch=samples,
+                chains=self.facts.chains,
+                factors=self.calibration,
             )
 
+        usual = terms("median", "median")
         return [
-            evaluate(
-                self.model,
-                exchange,
-                samples,
-                setting,
-                alone=lambda level: self.alone(level, own),
-                memory=memory,
-                factor=factor_of(self.calibration, exchange, nodes),
-            )
-            for exchange in exchanges(self.model, wires["median"], nodes, samples)
+            self._priced(exchange, terms, own)
+            for exchange in exchanges(self.question.exchange, usual) or [ExchangeCost()]
         ]
 
-    def fits(self, option: Option) -> bool:
+    def _priced(
+        self, exchange: ExchangeCost, terms: Callable[[Level, Level], Terms], own: int
+    ) -> Priced:
+        def cost_at(computing: Level, network: Level) -> StepCost:
+            return price(terms(computing, network), exchange)
+
+        found = with_interval(exchange, cost_at, alone=lambda level: self.alone(level, own))
+        memory = node_memory(
+            self.model,
+            self.facts,
+            self.host.node,
+            found.cost,
+            exchange,
+            precision=self.host.precision,
+        )
+        return dataclasses.replace(found, memory_mb=memory)
+
+    def fits(self, option: Priced) -> bool:
         return not self.host.free_mb or option.memory_mb <= self.host.free_mb
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019  (lives as long as one question)
     def gain(self, nodes: int) -> Gain | None:
-        """Of the best exact exchange that fits; None where none does."""
-        found = [o for o in self.options(nodes, self.question.link) if o.exact and self.fits(o)]
+        """Of the best exchange that fits; None where none does."""
+        found = [each for each in self.options(nodes, self.question.link) if self.fits(each)]
         if not found:
             return None
-        top = best(found)
+        top = max(found, key=lambda each: each.images_per_second)
         return Gain(top.speedup, top.speedup_low, top.speedup_high)
 
     def speedup(self, nodes: int, link: Link, batch: int | None = None) -> float:
-        """Of the best exact exchange."""
-        return best([o for o in self.options(nodes, link, batch) if o.exact]).speedup
+        """Of the best exchange."""
+        return max(each.speedup for each in self.options(nodes, link, batch))
 
-    def row(self, nodes: int, option: Option) -> Row:
+    def row(self, nodes: int, option: Priced) -> Row:
         facts, cost, price = self.facts, option.cost, self.question.price
         per_epoch = math.ceil(facts.samples / cost.batch)
         steps = facts.steps or facts.epochs * per_epoch
         epoch, end = per_epoch * cost.seconds, steps * cost.seconds
         hourly = None if price is None else nodes * price / 3600
-        names = ("compute", "exposed", "bubble", "waiting", "data")
         return Row(
             nodes=nodes,
             exchange="alone" if nodes == 1 else option.exchange.name,
-            exact=option.exact,
+            exact=option.exchange.exact,
             batch=cost.batch,
             images_per_second=option.images_per_second,
             low=option.low,
@@ -158,7 +146,7 @@ class _Guide:
             speedup_high=option.speedup_high,
             efficiency=option.speedup / self.capacity(nodes),
             step_seconds=cost.seconds,
-            terms={name: getattr(cost, name) for name in names},
+            terms={name: getattr(cost, name) for name in TERMS},
             bytes_sent=cost.bytes_sent,
             memory_mb=option.memory_mb,
             fits=self.fits(option),
@@ -168,7 +156,7 @@ class _Guide:
             end_seconds=end,
             epoch_cost=None if hourly is None else hourly * epoch,
             end_cost=None if hourly is None else hourly * end,
-            reason="" if nodes == 1 else cause(option, self.model),
+            reason="" if nodes == 1 else cause(option.exchange, cost),
         )
 
 
@@ -189,7 +177,7 @@ def predict(
         for nodes in counts
         for option in guide.options(nodes, question.link)
     ]
-    several = [row for row in rows if row.nodes > 1 and row.exact and row.fits]
+    several = [row for row in rows if row.nodes > 1 and row.fits]
     even = _break_even(guide, counts, several) if several else None
     worth, verdict = _verdict(guide, rows, several, even)
     if host.is_doubtful:
@@ -223,7 +211,7 @@ def _answer(guide: _Guide, rows: Sequence[Row]) -> tuple[str, ...]:
         return ()
     batch = facts.batch(1)
     steps = facts.steps or facts.epochs * math.ceil(facts.samples / batch)
-    two = [row for row in rows if row.nodes == 2 and row.exact and row.fits]
+    two = [row for row in rows if row.nodes == 2 and row.fits]
     return advise(
         Case(
             gain=guide.gain,
@@ -242,9 +230,8 @@ def _answer(guide: _Guide, rows: Sequence[Row]) -> tuple[str, ...]:
 
 def best_row(rows: Sequence[Row]) -> Row:
     """The one with most images per second; the fewest nodes of those within 2%."""
-    fastest = max(row.images_per_second for row in rows)
-    near = [row for row in rows if row.images_per_second >= 0.98 * fastest]
-    return min(near, key=lambda row: (row.nodes, -row.images_per_second))
+    ordered = sorted(rows, key=lambda row: (row.nodes, -row.images_per_second))
+    return quickest(ordered, lambda row: 1 / row.images_per_second)
 
 
 def _break_even(guide: _Guide, counts: Sequence[int], several: Sequence[Row]) -> BreakEven:
@@ -330,7 +317,7 @@ def _verdict(
             return False, "one node was asked about: there is nothing to compare it with"
         need = min(row.memory_mb for row in rows if row.nodes > 1)
         return False, (
-            f"not possible: every exact way needs at least {need:,.0f} MB per node, of"
+            f"not possible: every way needs at least {need:,.0f} MB per node, of"
             f" {guide.host.free_mb:,.0f} free; use nodes with more memory or a smaller batch"
         )
     top = best_row(several)
@@ -404,15 +391,11 @@ def _notes(guide: _Guide, rows: Sequence[Row], counts: Sequence[int]) -> list[st
             f"from {first.nodes} nodes on a batch of {first.batch} leaves {first.idle}"
             " without a sample: raise workload.batch_size or use batch_per_worker"
         )
-    inexact = [row for row in rows if not row.exact and row.fits]
-    exact = [row for row in rows if row.exact and row.fits and row.nodes > 1]
-    if inexact and exact:
-        quick, plain = best_row(inexact), best_row(exact)
-        if quick.speedup > max(1.0, 1.1 * plain.speedup):
-            found.append(
-                f"{quick.exchange} on {quick.nodes} nodes would reach {quick.speedup:.2f}x, but"
-                " gives other weights: images per second are not accuracy"
-            )
+    if any(not row.exact for row in rows):
+        found.append(
+            f"{guide.question.exchange.kind} was asked for and gives other weights than one"
+            " machine: images per second are not accuracy"
+        )
     if guide.question.link.forward.samples == 0:
         found.append("the link was described, not measured: its interval covers what software took")
     return [*found, *guide.host.warnings]

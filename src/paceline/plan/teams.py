@@ -1,9 +1,8 @@
 """Which nodes train together and how they agree, as options of the pilot. Pure; no torch.
 
-What an update of each is expected to take comes of what is known so far: the speed at which every
-node computes, and what the network between them carries.
-
-    seconds = computing + what of the exchange the backward pass does not hide
+What an update of each is expected to take (`plan.prices`) comes of what is known so far: the speed
+at which every node computes, the model, and what the network between them carries. A training knows
+little when it begins, and learns from its legs; `paceline plan` knows what was measured before.
 
 Nothing but the order of trials follows from it: each is tried before it is used.
 """
@@ -11,17 +10,23 @@ Nothing but the order of trials follows from it: each is tried before it is used
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from paceline.cost.compute import update_curve
+from paceline.cost.exchanges import ExchangeCost
+from paceline.cost.model import ModelCost
+from paceline.cost.overlap import BUCKET
+from paceline.cost.split import Chain
+from paceline.cost.step import StepCost, TeamMember
+from paceline.cost.transfer import Wire
 from paceline.plan.candidates import MemoryFormat, Precision, variants
 from paceline.plan.hopes import HOPES
 from paceline.plan.pilot import Option
-from paceline.schema import Config, Plan
-from paceline.schema.support import SUMS
+from paceline.plan.prices import Factors, Terms, best_bucket, exchanges, price
+from paceline.schema import Config, ExchangeSettings, Plan
 
-HIDDEN = 0.6
-"""Part of the computing under which gradients travel: the backward pass is about two thirds."""
 PROOF_UPDATES = 3
 """Updates on a copy before a plan's first leg: two for the weights, one for BatchNorm."""
 MOST_TEAMS = 6
@@ -34,20 +39,50 @@ LISTED = 4
 class TeamKnowledge:
     """What is known of the nodes and of what joins them."""
 
-    speeds: tuple[float, ...]
-    """Samples per second that each node computes, relative to the others until it is measured."""
-    wire: float
-    """Bytes per second that a node sends while all exchange."""
-    weights: float
-    """Bytes of the gradients of one update."""
-    state: float
+    nodes: tuple[TeamMember, ...]
+    """How fast each computes."""
+    wire: Wire
+    """What joins all of them."""
+    wires: Mapping[tuple[int, ...], Wire] = field(default_factory=dict)
+    """What joins some of them, where that was measured apart."""
+    model: ModelCost
+    chains: tuple[Chain, ...] = ()
+    """Linear layers that may be split, where that is known."""
+    batch: int
+    bucket_bytes: float = BUCKET
+    """Size of buckets where a way says nothing else."""
+    state: float = 0.0
     """Bytes that pass from leg to leg: weights and the optimizer's state."""
-    setup: float
+    setup: float = 0.0
     """Seconds to build a plan on a node."""
+    factors: Factors = field(default_factory=dict)
+    """Per exchange, what past runs took against what was predicted."""
     measured: Mapping[str, float] = field(default_factory=dict)
     """Seconds of an update, by the name of the way, as it was last timed."""
     setups: Mapping[str, float] = field(default_factory=dict)
     """Seconds that taking over took, by the name of the way."""
+
+    @property
+    def speeds(self) -> tuple[float, ...]:
+        """Samples per second that each node computes."""
+        return tuple(self.batch / node.curve.seconds(self.batch) for node in self.nodes)
+
+    def terms(self, members: Sequence[int], *, value_bytes: int = 4) -> Terms:
+        """On what terms some of the nodes would train."""
+        return Terms(
+            team=tuple(self.nodes[member] for member in members),
+            wire=self.wires.get(tuple(members), self.wire),
+            model=self.model,
+            batch=self.batch,
+            chains=self.chains,
+            value_bytes=value_bytes,
+            factors=self.factors,
+        )
+
+
+def at_speed(speed: float) -> TeamMember:
+    """A node of which nothing but its speed is known, in samples per second."""
+    return TeamMember(update_curve([(1.0, 1.0 / speed)]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,21 +90,15 @@ class Way:
     """Some nodes, and how they agree."""
 
     members: tuple[int, ...]
-    exchange: str = "allreduce"
-    split: bool = False
-    """Linear layers are split over the nodes."""
+    exchange: ExchangeCost = field(default_factory=ExchangeCost)
+    bucket_mb: float | None = None
+    """Megabytes of gradient that leave together, where that is not as usual."""
     name: str = ""
 
-    def bytes_sent(
-        self, seen: TeamKnowledge, split_bytes: Mapping[tuple[int, ...], float]
-    ) -> float:
-        """What the node that sends most sends per update."""
-        count = len(self.members)
-        if self.split:
-            return split_bytes[self.members]
-        if self.exchange == "reduce_broadcast":  # the first node has the others' and its own turn
-            return 2 * (count - 1) * seen.weights
-        return 2 * (count - 1) / count * seen.weights
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Linear layers that are split over the nodes."""
+        return self.exchange.split.layers if self.exchange.split is not None else ()
 
 
 def labels(everyone: Plan) -> list[str]:
@@ -98,39 +127,32 @@ def team_name(everyone: Plan, members: Sequence[int]) -> str:
 
 
 def ways(
-    config: Config,
-    everyone: Plan,
-    speeds: Sequence[float],
-    *,
-    splittable: Sequence[tuple[int, ...]] = (),
-    writers: Sequence[int] = (0,),
+    config: Config, everyone: Plan, seen: TeamKnowledge, *, writers: Sequence[int] = (0,)
 ) -> list[Way]:
-    """Every team, with every exact exchange that the configuration leaves open, simplest first.
+    """Every team, with every exchange that the configuration leaves open, simplest first.
 
-    `splittable`: teams for which some layers can be split; `writers`: see `teams`.
+    `writers`: see `teams`.
     """
-    settings = config.exchange
-    kinds = SUMS if settings.kind == "auto" else (settings.kind,)
+    is_open = config.exchange.bucket_mb == ExchangeSettings().bucket_mb
     found = []
-    for members in teams(speeds, [node.share for node in everyone.nodes], writers):
-        team = team_name(everyone, members)
-        if len(members) == 1:
-            found.append(Way(members=members, name=team))
-            continue
-        if settings.partition != "manual":
-            found += [
-                Way(members=members, exchange=kind, name=_way_name(team, kind, split=False))
-                for kind in kinds
-            ]
-        if members in splittable:
-            kind = kinds[0]
-            name = _way_name(team, kind, split=True)
-            found.append(Way(members=members, exchange=kind, split=True, name=name))
+    for members in teams(seen.speeds, [node.share for node in everyone.nodes], writers):
+        team, terms = team_name(everyone, members), seen.terms(members)
+        for exchange in exchanges(config.exchange, terms):
+            sizes: list[float | None] = [None]
+            if is_open and (size := best_bucket(terms, exchange)) is not None:
+                sizes.append(size / 2**20)
+            for bucket_mb in sizes:
+                name = _way_name(team, exchange, bucket_mb)
+                found.append(
+                    Way(members=members, exchange=exchange, bucket_mb=bucket_mb, name=name)
+                )
     return found
 
 
-def _way_name(team: str, kind: str, *, split: bool) -> str:
-    words = [team] + ([kind] if kind != "allreduce" else []) + (["split layers"] if split else [])
+def _way_name(team: str, exchange: ExchangeCost, bucket_mb: float | None = None) -> str:
+    words = [team] + ([exchange.kind] if exchange.kind != "allreduce" else [])
+    words += ["split layers"] if exchange.split is not None else []
+    words += [f"buckets of {bucket_mb:g} MB"] if bucket_mb is not None else []
     return ", ".join(words)
 
 
@@ -163,29 +185,53 @@ def teams(
     return found
 
 
-def seconds_of_way(
-    way: Way, seen: TeamKnowledge, batch: int, split_bytes: Mapping[tuple[int, ...], float]
-) -> float:
-    """What an update is expected to take."""
-    computing = batch / sum(seen.speeds[member] for member in way.members)
-    if len(way.members) == 1:
-        return computing
-    sending = way.bytes_sent(seen, split_bytes) / seen.wire
-    return computing + max(0.0, sending - HIDDEN * computing)
+def cost_of_way(way: Way, seen: TeamKnowledge) -> StepCost:
+    """What an update is expected to cost, by its parts."""
+    bucket = seen.bucket_bytes if way.bucket_mb is None else way.bucket_mb * 2**20
+    return price(seen.terms(way.members), way.exchange, bucket_bytes=bucket)
 
 
-def setup_of_way(
-    way: Way, seen: TeamKnowledge, batch: int, split_bytes: Mapping[tuple[int, ...], float]
-) -> float:
+def seconds_of_way(way: Way, seen: TeamKnowledge, alike: Sequence[Way] = ()) -> float:
+    """Seconds of an update: as it was last timed, or else as it is expected.
+
+    Where the same nodes were timed in another way, only the difference of the prices counts: what
+    one way took longer than its price, the others will too.
+    """
+    if way.name in seen.measured:
+        return seen.measured[way.name]
+    cost = cost_of_way(way, seen).seconds
+    ratios = [
+        seen.measured[other.name] / cost_of_way(other, seen).seconds
+        for other in alike
+        if other.members == way.members and other.name in seen.measured
+    ]
+    return cost * statistics.median(ratios) if ratios else cost
+
+
+def rate_between(way: Way, seen: TeamKnowledge, seconds: float) -> float:
+    """Bytes per second that the network carries if an update of a way takes so long.
+
+    The price never rises with the rate: by bisection.
+    """
+    low, high = 0.0, 14.0
+    while high - low > 0.005:
+        middle = (low + high) / 2
+        wire = dataclasses.replace(seen.wire, bandwidth=10**middle, both=10**middle)
+        there = dataclasses.replace(seen, wire=wire, wires={})
+        low, high = (middle, high) if cost_of_way(way, there).seconds > seconds else (low, middle)
+    return float(10**high)
+
+
+def setup_of_way(way: Way, seen: TeamKnowledge) -> float:
     """What taking over is expected to take: building it, its proof, and the state's way."""
     if way.name in seen.setups:
         return seen.setups[way.name]
     if way.members == (0,):
         return seen.setup
+    passing = seen.state / seen.terms(way.members).wire.both
     if len(way.members) == 1:
-        return seen.setup + 2 * seen.state / seen.wire  # there and, when that was all, back
-    update = seconds_of_way(way, seen, batch, split_bytes)
-    return 2 * seen.setup + PROOF_UPDATES * update + seen.state / seen.wire
+        return seen.setup + 2 * passing  # there and, when that was all, back
+    return 2 * seen.setup + PROOF_UPDATES * cost_of_way(way, seen).seconds + passing
 
 
 def options_over(
@@ -194,25 +240,22 @@ def options_over(
     seen: TeamKnowledge,
     *,
     images: bool,
-    split: Mapping[tuple[int, ...], tuple[tuple[str, ...], float]],
     writers: Sequence[int] = (0,),
     rounds: bool = True,
 ) -> list[tuple[Option, Way, tuple[Precision, MemoryFormat]]]:
     """Every plan that may be tried over the nodes of `everyone`, the simplest first.
 
-    `split`: for teams whose layers can be split, which, and the bytes that are then sent. `rounds`:
-    whether bf16 is worth a trial where it is allowed.
+    `rounds`: whether bf16 is worth a trial where it is allowed.
     """
     allowed = {config.numerics.precision, *(config.numerics.allow if rounds else ())}
-    split_bytes = {members: sent for members, (_, sent) in split.items()}
     found = []
-    for way in ways(config, everyone, seen.speeds, splittable=tuple(split), writers=writers):
-        usual = seconds_of_way(way, seen, everyone.batch_size, split_bytes)
-        setup = setup_of_way(way, seen, everyone.batch_size, split_bytes)
+    every = ways(config, everyone, seen, writers=writers)
+    for way in every:
+        seconds, setup = seconds_of_way(way, seen, every), setup_of_way(way, seen)
         for precision, memory_format in variants(config.numerics, images=images):
             if precision == "bf16" and precision not in allowed:
                 continue
-            factors = {way.name: seen.measured.get(way.name, usual)}
+            factors = {way.name: seconds}
             words = [way.name]
             for trait, plain in ((memory_format, "contiguous"), (precision, "fp32")):
                 if trait != plain:
@@ -232,7 +275,6 @@ def plan_of_way(
     numerics: tuple[Precision, MemoryFormat],
     *,
     speeds: Sequence[float],
-    layers: tuple[str, ...] = (),
 ) -> Plan:
     """The plan of a way: its nodes, with shares in proportion to their speeds."""
     largest = max(speeds[member] for member in way.members)
@@ -244,9 +286,10 @@ def plan_of_way(
     return dataclasses.replace(
         everyone,
         nodes=tuple(nodes),
-        exchange=way.exchange,
-        partition="feature" if way.split else "none",
-        feature_layers=layers if way.split else (),
+        exchange=way.exchange.kind,
+        partition="feature" if way.layers else "none",
+        feature_layers=way.layers,
+        bucket_mb=way.bucket_mb,
         precision=precision,
         memory_format=memory_format,
         reason="",

@@ -16,6 +16,7 @@ from paceline.schema.events import RankSession, newest_sessions
 from paceline.schema.ledger import Ledger
 from paceline.schema.legs import Leg, read_legs
 from paceline.schema.plain import parse_json, read_json_file, read_text, read_toml
+from paceline.schema.strategies import describe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,7 @@ class RunData:
         """The local strategies in use, each named once."""
         if self.plan is None:
             return ""
-        return ", ".join(dict.fromkeys(strategy_name(node) for node in self.plan.nodes))
+        return ", ".join(dict.fromkeys(describe(node) for node in self.plan.nodes))
 
     @property
     def exchange(self) -> str:
@@ -120,24 +121,9 @@ class RunData:
         return tuple(finite(line.get(key)) for line in self.metrics)
 
 
-def strategy_name(node: Any) -> str:
-    """A node's strategy with its numbers: "processes 2x1", "threads 2"."""
-    if node.strategy == "sequential":
-        return "sequential"
-    if node.strategy in ("processes", "hogwild"):
-        return f"{node.strategy} {node.processes}x{node.threads}"
-    if node.strategy == "replicas":
-        return f"replicas {node.replicas}x{node.threads}"
-    if node.strategy == "pipeline":
-        return f"pipeline {node.stages} stages, {node.micro_batches} micro-batches"
-    if node.strategy == "hybrid":
-        return f"hybrid {node.replicas}x{node.stages}, {node.micro_batches} micro-batches"
-    return f"{node.strategy} {node.threads}"
-
-
 def _copies(node: Any) -> int:
     """Threads of `replicas` are counted per replica."""
-    return int(node.replicas) if node.strategy == "replicas" else 1
+    return 1 if node.shares_memory else int(node.replicas)
 
 
 def finite(value: Any) -> float | None:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from paceline.report.figure import Axis, Cell, Figure, Section, Series, Table
-from paceline.report.load import RunData, strategy_name
+from paceline.report.load import RunData
 from paceline.schema import Candidate, Config, NodePlan, Race, encode
+from paceline.schema.strategies import describe
 from paceline.text import rate
 
 
@@ -249,7 +250,7 @@ def _work(node: NodePlan, shares: float) -> tuple[Cell, Cell]:
     """What a node does, and which part of every batch."""
     if node.role == "server":
         return "server", None
-    return strategy_name(node), node.share / shares
+    return describe(node), node.share / shares
 
 
 def plan_section(run: RunData) -> Section:

@@ -13,7 +13,7 @@ import math
 import os
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,9 +30,11 @@ def rule(
     default: Any = dataclasses.MISSING,
     minimum: float | None = None,
     maximum: float | None = None,
+    names: Iterable[str] | None = None,
 ) -> Any:
-    """A dataclass field with bounds that `decode` and `check_bounds` enforce."""
-    return dataclasses.field(default=default, metadata={"minimum": minimum, "maximum": maximum})
+    """A dataclass field with bounds, or names to choose from, that `check_bounds` enforces."""
+    metadata = {"minimum": minimum, "maximum": maximum, "names": names}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @functools.cache
@@ -90,6 +92,11 @@ def check_bounds(value: Any, where: str = "") -> None:
     for field in dataclasses.fields(value):
         low, high = field.metadata.get("minimum"), field.metadata.get("maximum")
         number = getattr(value, field.name)
+        names = field.metadata.get("names")
+        if names is not None and number != field.default and number not in names:
+            path = f"{where}.{field.name}" if where else field.name
+            valid = ", ".join((str(field.default), *names))
+            raise ConfigError(f"{path} = {shown(number)} is not one of its choices: {valid}")
         if not isinstance(number, int | float) or isinstance(number, bool):
             continue
         path = f"{where}.{field.name}" if where else field.name

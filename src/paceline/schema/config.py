@@ -8,8 +8,9 @@ from typing import Literal
 
 from paceline.errors import ConfigError, shown
 from paceline.schema.codec import rule
+from paceline.schema.exchanges import EXCHANGES
+from paceline.schema.strategies import STRATEGIES
 
-STRATEGIES = ("sequential", "threads", "replicas", "processes", "pipeline", "hybrid", "hogwild")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 DEFAULT_BATCH = 128
 MOST_CLASSES = 2**24
@@ -154,6 +155,10 @@ class Optimizer:
     """With schedule = "step": what the rate is multiplied with at each fall."""
     clip_norm: float | None = rule(default=None, minimum=0.0)
     """Largest norm of the whole gradient; longer ones are shortened to it."""
+    scheduler: str = ""
+    """Instead of a schedule: "module:callable", optimizer -> one of torch.optim.lr_scheduler."""
+    scheduler_steps: Literal["epoch", "update"] = "epoch"
+    """After what the scheduler takes its steps."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.learning_rate) or self.learning_rate <= 0:
@@ -166,6 +171,11 @@ class Optimizer:
             raise ConfigError(
                 f"optimizer.momentum and nesterov belong to sgd, not to {shown(self.name)}:"
                 " leave them out"
+            )
+        if self.scheduler and (self.schedule != "constant" or self.warmup):
+            raise ConfigError(
+                f"optimizer.scheduler = {shown(self.scheduler)} and optimizer.schedule or warmup"
+                " both say how the learning rate moves: leave one of them out"
             )
         if self.nesterov and not self.momentum:
             raise ConfigError("optimizer.nesterov = true needs optimizer.momentum above 0")
@@ -259,16 +269,7 @@ class Numerics:
 class LocalSettings:
     """How each machine uses its own cores."""
 
-    strategy: Literal[
-        "auto",
-        "sequential",
-        "threads",
-        "replicas",
-        "processes",
-        "pipeline",
-        "hybrid",
-        "hogwild",
-    ] = "auto"
+    strategy: str = rule(default="auto", names=STRATEGIES)
     """"auto" finds out while it trains; hogwild is never chosen unless named here."""
     processes: int | None = rule(default=None, minimum=1)
     """For processes and hogwild: how many; one per core when left out."""
@@ -292,9 +293,7 @@ class LocalSettings:
 class ExchangeSettings:
     """How machines agree on the weights."""
 
-    kind: Literal[
-        "auto", "allreduce", "ring", "reduce_broadcast", "parameter_server", "averaging", "hogwild"
-    ] = "auto"
+    kind: str = rule(default="auto", names=EXCHANGES)
     """How nodes agree; "auto" is all-reduce, or in legs what is exact and fastest."""
     partition: Literal["auto", "none", "manual"] = "auto"
     """Which linear layers are split over nodes: chosen from bytes, none, or those in `layers`."""

@@ -2,7 +2,7 @@
 
 `Start` opens a session (a training, or its continuation), `Span`, `Sample`, `Exchanged`, `Note`
 and `Clock` fill it, `End` closes it when the rank came that far. Times are seconds since 1970 on
-the clock of the rank's own host; `Session.common` brings them to the first rank's clock.
+the clock of the rank's own host; `RankSession.common` brings them to the first rank's clock.
 The format is described for other programs in docs/events.md.
 """
 

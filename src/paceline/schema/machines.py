@@ -1,6 +1,6 @@
 """machines.json: what each host is, how fast it trains a workload, and what joins the hosts.
 
-Every measured number is a `Figure`: its median, its quartiles and how it was taken,
+Every measured number is a `Measured`: its median, its quartiles and how it was taken,
 so that a prediction can state an interval and a person can judge it.
 """
 
@@ -164,6 +164,23 @@ class AllReduceCurve:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LinearLayer:
+    """A linear layer that can be split over nodes, as far as bytes are concerned."""
+
+    name: str
+    inputs: int = rule(minimum=1)
+    outputs: int = rule(minimum=1)
+    bias: bool = True
+    rows: int = rule(default=1, minimum=1)
+    """Rows per sample (tokens of a sequence); 1 for flat features."""
+
+    @property
+    def parameters(self) -> int:
+        """Weights and bias."""
+        return self.inputs * self.outputs + (self.outputs if self.bias else 0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkloadFacts:
     """What planning has to know of a workload beside its layers."""
 
@@ -179,6 +196,10 @@ class WorkloadFacts:
     optimizer_slots: int = rule(default=0, minimum=0)
     """Numbers that the optimizer keeps per weight."""
     sample_bytes: int = rule(default=0, minimum=0)
+    chains: tuple[tuple[LinearLayer, ...], ...] = ()
+    """Linear layers that may be split, those together that nothing but elementwise layers part."""
+    local_batch_norm: bool = False
+    """Every node's BatchNorm sees its own samples only, as `numerics.allow` permits."""
 
     def batch(self, workers: int) -> int:
         """Samples per update over all workers."""

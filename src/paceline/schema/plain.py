@@ -194,6 +194,7 @@ _SHAPES: Final = {
     str: "a text",
     bool: "a switch",
     list: "a list",
+    dict: "a table",
 }
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from paceline.errors import ConfigError
 from paceline.schema.codec import rule
+from paceline.schema.strategies import ranks_of, strategy_of
 
 FORMAT = 1
 
@@ -35,16 +36,12 @@ class NodePlan:
     @property
     def ranks(self) -> int:
         """How many processes this node runs."""
-        if self.strategy in ("processes", "hogwild"):
-            return self.processes
-        if self.strategy in ("pipeline", "hybrid"):
-            return self.replicas * self.stages
-        return 1
+        return ranks_of(self)
 
     @property
     def shares_memory(self) -> bool:
         """Whether its weights lie in memory that ranks share, be it only one rank."""
-        return self.strategy in ("processes", "hogwild", "pipeline", "hybrid")
+        return strategy_of(self).shares_memory
 
     @property
     def divides(self) -> bool:
@@ -54,7 +51,7 @@ class NodePlan:
     @property
     def workers(self) -> int:
         """How many disjoint parts of the node's share are worked on by ranks of their own."""
-        return self.ranks // self.stages if self.strategy in ("pipeline", "hybrid") else self.ranks
+        return self.ranks // self.stages if strategy_of(self).has_stages else self.ranks
 
 
 @dataclass(frozen=True, kw_only=True)

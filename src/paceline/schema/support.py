@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from itertools import product
 
 from paceline.errors import UnsupportedError
+from paceline.schema import exchanges
 from paceline.schema.config import ExchangeSettings
 from paceline.schema.plan import NodePlan, Plan
 
@@ -22,7 +23,7 @@ STRATEGIES = (
 SEVERAL_RANKS = ("processes", DDP, "pipeline", "hybrid", "hogwild")
 SUMS = ("allreduce", "ring", "reduce_broadcast")
 """Exchanges that sum gradients at every update."""
-EXCHANGES = (*SUMS, "averaging", "parameter_server", "hogwild")
+EXCHANGES = tuple(exchanges.EXCHANGES.own)
 COMPRESSIONS = ("none", "bf16", "powersgd")
 PARTITIONS = ("none", "feature")
 SHARES = ("equal", "unequal", "zero")

@@ -116,6 +116,9 @@ class Core:
             except RefusalError:
                 await self._read_away(receive)
                 raise
+            batcher = entry.batcher
+            if batcher is not None:  # else it is loaded again
+                batcher.requests += 1
             try:
                 body = await self._body(receive, size, headers)
                 async with self.manager.using(entry):
@@ -126,6 +129,8 @@ class Core:
                     outputs = await self._outputs(entry, inputs, deadline)
             finally:
                 self._bodies -= size
+                if batcher is not None:
+                    batcher.requests -= 1
             text, more = self._answer(kind, outputs, request, entry)
         except RefusalError as refusal:
             record.note(refusal.status, time.perf_counter() - start, 0)
@@ -257,19 +262,18 @@ class Core:
             )
         except DataError as error:
             raise RefusalError(400, str(error)) from None
-        return np.stack(found)
+        return found[0][None] if len(found) == 1 else np.stack(found)
 
     async def _outputs(self, entry: Entry, inputs: np.ndarray, deadline: float) -> np.ndarray:
         assert entry.batcher is not None
         try:
-            async with asyncio.timeout_at(deadline):
-                return await entry.batcher.submit(inputs, deadline)
+            return await entry.batcher.submit(inputs, deadline)
         except QueueFullError as error:
             seconds = str(max(1, round(error.seconds)))
             raise RefusalError(
                 503, f"the queue of {entry.name} is full", {"retry-after": seconds}
             ) from None
-        except (TooLateError, TimeoutError):
+        except TooLateError:
             raise RefusalError(504, "the deadline passed before the answer was there") from None
         except Exception as error:
             raise RefusalError(

@@ -152,6 +152,7 @@ class Cautious(HttpToolsProtocol):
 
     _timer: asyncio.TimerHandle | None = None
     _head = 0
+    _complete = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -165,11 +166,15 @@ class Cautious(HttpToolsProtocol):
             if self._timer is not None and before > HEADER_BYTES:
                 self._cut()
             return
-        if self.cycle is None or self.cycle.response_complete:
-            self._wait_for_head()
+        begins = self.cycle is None or self.cycle.response_complete
+        self._complete = False
         super().data_received(data)
+        if begins and not self._complete:  # mostly a head comes as a whole, and needs no timer
+            self._wait_for_head()
+            self._head = len(data)
 
     def on_headers_complete(self) -> None:
+        self._complete = True
         self._stop()
         super().on_headers_complete()
 

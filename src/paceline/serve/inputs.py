@@ -63,6 +63,32 @@ class Preparer:
         found = with_batch(values, self.signature)
         return np.ascontiguousarray(typed(found, self.signature.dtype))
 
+    def given(self, values: np.ndarray, as_pixels: bool | None = None) -> np.ndarray:
+        """Inputs from numbers of a user: pixels (bytes always are), or what the model takes.
+
+        Where nobody says which, whole numbers from 0 to 255 that no normalised pixel can be are
+        refused: the model would answer them, surely and wrongly.
+        """
+        pictures = self.signature.pictures
+        if as_pixels or (
+            as_pixels is None and values.dtype == np.uint8 and self.signature.dtype != "uint8"
+        ):
+            return self.pixels(values)
+        if as_pixels is None and pictures is not None and values.size:
+            largest = max(
+                (1 - mean) / deviation
+                for mean, deviation in zip(pictures.mean, pictures.deviation, strict=True)
+            )
+            most = values.max()
+            whole = values.min() >= 0 and most <= 255 and np.array_equal(values, np.rint(values))
+            if whole and most > largest:
+                raise DataError(
+                    f"whole numbers up to {most:g} look like pixels of 0 to 255, where the model"
+                    f" takes normalised ones, up to {largest:.3g}: give --pixels (from Python:"
+                    " uint8), or --no-pixels to take them as they are"
+                )
+        return self.numbers(values)
+
     def _pictures(self, what: str) -> Pictures:
         if self.signature.pictures is None:
             raise DataError(
@@ -127,11 +153,12 @@ def refuse_large(data: bytes, most_pixels: int) -> None:
 
 
 def read_inputs(
-    preparer: Preparer, paths: Sequence[Path], *, as_pixels: bool = False
+    preparer: Preparer, paths: Sequence[Path], *, as_pixels: bool | None = None
 ) -> Iterator[tuple[str, np.ndarray]]:
     """A name and an input for every sample of the files and folders.
 
-    `as_pixels`: numbers of .npy and .csv are pixels of 0 to 255, which bytes always are.
+    `as_pixels`: numbers of .npy and .csv are pixels of 0 to 255, or are not; None: bytes are, and
+    others that look like it are refused.
     """
     for path in paths:
         if path.is_dir():
@@ -163,13 +190,10 @@ def _read(path: Path) -> bytes:
 
 
 def _numbered(
-    path: Path, preparer: Preparer, values: np.ndarray, as_pixels: bool
+    path: Path, preparer: Preparer, values: np.ndarray, as_pixels: bool | None
 ) -> Iterator[tuple[str, np.ndarray]]:
     try:
-        if as_pixels or (values.dtype == np.uint8 and preparer.signature.dtype != "uint8"):
-            made = preparer.pixels(values)
-        else:
-            made = preparer.numbers(values)
+        made = preparer.given(values, as_pixels)
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
     for number, one in enumerate(made):

@@ -2,15 +2,13 @@
 
 A loader per format. Files are compared with their checksums before they are opened; nothing is
 unpickled and no code of a model runs. How many threads compute one batch, and how many batches are
-computed at once, is measured in a fraction of a second on the model itself.
+computed at once, is measured in a fraction of a second on the model itself (`setup`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import math
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,37 +23,12 @@ from paceline.errors import ModelError, UnsupportedError, shortened
 from paceline.local.cores import usable_cores
 from paceline.schema.version import FILES, INPUT, OUTPUT, Version
 from paceline.serve.inputs import Preparer
+from paceline.serve.setup import LARGEST_BATCH, NO_SLOWER, UNKNOWN, Run, Setup, measured
 from paceline.serve.versions import read_version
 
-Run = Callable[[np.ndarray], np.ndarray]
-LARGEST_BATCH = 64
-"""Samples of one batch: more gains nothing on CPUs, and the last of them would wait long."""
-LONGEST_BATCH = 0.1
-"""Seconds: a batch that takes longer must gain something, as every request waits for others."""
-LONGEST_TRIAL = 1.0
-"""Seconds: larger batches are not tried, or loading would take too long."""
-NO_SLOWER = 0.9
-"""A larger batch may give so many times the samples per second of the best: the rest is noise.
-One that must gain gives more than the best divided by this."""
-GROWTH = 4
-"""Each batch that is tried is so many times the one before."""
-BARRIER_SECONDS = 60.0
-"""Only against a hang: workers begin a trial together."""
-TRIAL_SECONDS = 0.08
-"""How long each way to divide the cores is tried, after one run to warm up."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """How the cores are used."""
-
-    workers: int
-    """Batches that are computed at once."""
-    threads: int
-    """Threads of each."""
-    batch: int
-    """Samples of a batch at most."""
-    samples_per_second: float
+LONE_GAIN = 1.5
+"""A second session, in all cores, is kept for lone requests that it answers so many times as fast:
+onnxruntime's takes the memory of the weights once more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +42,14 @@ class Servable:
     setup: Setup
     size: int
     """Bytes of its files, which stand for its memory."""
+    alone: tuple[Run, ThreadPoolExecutor] | None = None
+    """Computes a batch in all cores, for when nothing else is computed."""
 
     def close(self) -> None:
         """Give back its threads; its memory goes with the last reference."""
         self.pool.shutdown(wait=True)
+        if self.alone is not None:
+            self.alone[1].shutdown(wait=True)
 
 
 Maker = Callable[[int], tuple[Run, Callable[[], None]]]
@@ -91,93 +68,84 @@ def load(folder: Path, device: str = "cpu", most: int | None = None) -> Servable
             f"{folder} is of the format 'torch', which cannot be read without unpickling: export"
             " it again with --format onnx"
         )
-    maker = _onnx(file, device) if about.kind == "onnx" else _safetensors(about, file, device)
-    return prepare(about, maker, file.stat().st_size, most)
+    if about.kind == "onnx":
+        maker, on_cpu = _onnx(file, device)
+    else:
+        maker, on_cpu = _safetensors(about, file, device)
+    return prepare(about, maker, file.stat().st_size, most, on_cpu=on_cpu)
 
 
-def prepare(about: Version, maker: Maker, size: int, most: int | None = None) -> Servable:
-    """Choose how to use the cores, and check that outputs are what version.json says."""
+@dataclass(kw_only=True)
+class _Way:
+    """A version in as many sessions and threads, and what it was measured to do."""
+
+    setup: Setup
+    run: Run
+    pool: ThreadPoolExecutor
+
+
+def prepare(
+    about: Version, maker: Maker, size: int, most: int | None = None, *, on_cpu: bool = False
+) -> Servable:
+    """Choose how to use the cores, and check that outputs are what version.json says.
+
+    `on_cpu`: a run in one thread is timed by what it takes of the processor, which programs beside
+    the server hardly change.
+    """
     cores = usable_cores()
-    best: tuple[Setup, Run, ThreadPoolExecutor] | None = None
-    for workers, threads in sorted({(1, cores), (cores, 1)}):
-        run, begin = maker(threads)
-        pool = ThreadPoolExecutor(workers, thread_name_prefix="paceline-serve", initializer=begin)
-        try:
-            found = _measured(about, run, pool, workers, threads, most or LARGEST_BATCH)
-        except BaseException:
-            pool.shutdown(wait=True)
-            if best is not None:
-                best[2].shutdown(wait=True)
-            raise
-        if best is None or found.samples_per_second > best[0].samples_per_second:
-            if best is not None:
-                best[2].shutdown(wait=True)
-            best = (found, run, pool)
-        else:
-            pool.shutdown(wait=True)
-    assert best is not None
-    setup, run, pool = best
+    ways: list[_Way] = []
+    try:
+        for workers, threads in sorted({(1, cores), (cores, 1)}, reverse=True):
+            run, begin = maker(threads)
+            pool = ThreadPoolExecutor(workers, "paceline-serve", begin)
+            clock = time.thread_time if on_cpu and threads == 1 else time.perf_counter
+            # What is in the list is closed, whatever happens.
+            ways.append(_Way(setup=UNKNOWN, run=run, pool=pool))
+            ways[-1].setup = measured(
+                about,
+                run,
+                pool,
+                workers=workers,
+                threads=threads,
+                most=most or LARGEST_BATCH,
+                clock=clock,
+            )
+        best, alone = _chosen(ways)
+    except BaseException:
+        for way in ways:
+            way.pool.shutdown(wait=True)
+        raise
+    for way in ways:
+        if way is not best and way is not alone:
+            way.pool.shutdown(wait=True)
     preparer = Preparer(about.signature)
     if about.signature.pictures is not None:
         preparer.picture(_small_picture())  # the first one imports what scales pictures
     return Servable(
         about=about,
         preparer=preparer,
-        run=run,
-        pool=pool,
-        setup=setup,
-        size=size,
+        run=best.run,
+        pool=best.pool,
+        setup=best.setup,
+        size=size if alone is None or alone.run is best.run else 2 * size,
+        alone=None if alone is None else (alone.run, alone.pool),
     )
 
 
-def _measured(
-    about: Version, run: Run, pool: ThreadPoolExecutor, workers: int, threads: int, most: int
-) -> Setup:
-    """The largest batch that is no slower per sample, and the samples per second with it.
+def _chosen(ways: list[_Way]) -> tuple[_Way, _Way | None]:
+    """What computes batches, and what computes lone requests where that is worth its memory.
 
-    One that takes long must be faster. Of repeated times the shortest counts: what else the machine
-    does makes none shorter.
+    A batch per core comes first: one batch in all cores must be clearly faster, as it leaves them
+    idle while requests are read and answered.
     """
-    best, count = Setup(workers=workers, threads=threads, batch=1, samples_per_second=0.0), 1
-    while count <= most:
-        inputs = np.zeros((count, *about.signature.shape), dtype=about.signature.dtype)
-        _checked(about, pool.submit(run, inputs).result())
-        barrier = threading.Barrier(workers)
-
-        def repeat(inputs: np.ndarray = inputs, barrier: Any = barrier) -> float:
-            barrier.wait(BARRIER_SECONDS)
-            end, shortest = time.perf_counter() + TRIAL_SECONDS, math.inf
-            while True:
-                start = time.perf_counter()
-                run(inputs)
-                now = time.perf_counter()
-                shortest = min(shortest, now - start)
-                if now > end:
-                    return shortest
-
-        seconds = max(one.result() for one in [pool.submit(repeat) for _ in range(workers)])
-        rate = count * workers / seconds
-        is_long = count > 1 and seconds > LONGEST_BATCH
-        if rate >= best.samples_per_second * (1 / NO_SLOWER if is_long else NO_SLOWER):
-            fastest = max(rate, best.samples_per_second)
-            best = Setup(workers=workers, threads=threads, batch=count, samples_per_second=fastest)
-        elif is_long:  # a short one may have been disturbed: the next may still be as good
-            break
-        if seconds * GROWTH > LONGEST_TRIAL:
-            break
-        count *= GROWTH
-    return best
+    first, last = ways[0], ways[-1]
+    if last.setup.samples_per_second > first.setup.samples_per_second / NO_SLOWER:
+        return last, None
+    lone = last.setup.lone_seconds * LONE_GAIN <= first.setup.lone_seconds
+    return first, (last if lone else None)
 
 
-def _checked(about: Version, outputs: np.ndarray) -> None:
-    if tuple(outputs.shape[1:]) != tuple(about.output_shape):
-        raise ModelError(
-            f"the model gives outputs of shape {list(outputs.shape[1:])} per sample, where"
-            f" version.json says {list(about.output_shape)}: export it again"
-        )
-
-
-def _onnx(file: Path, device: str) -> Maker:
+def _onnx(file: Path, device: str) -> tuple[Maker, bool]:
     try:
         import onnxruntime
     except ImportError:
@@ -206,7 +174,7 @@ def _onnx(file: Path, device: str) -> Maker:
             )
         return (lambda inputs: np.asarray(session.run([OUTPUT], {INPUT: inputs})[0])), _nothing
 
-    return make
+    return make, providers[0] == "CPUExecutionProvider"
 
 
 def onnx_providers(runtime: Any, device: str) -> list[str]:
@@ -220,7 +188,7 @@ def onnx_providers(runtime: Any, device: str) -> list[str]:
     return ["CUDAExecutionProvider", "CPUExecutionProvider"][not there or device == "cpu" :]
 
 
-def _safetensors(about: Version, file: Path, device: str) -> Maker:
+def _safetensors(about: Version, file: Path, device: str) -> tuple[Maker, bool]:
     from paceline.serve.networks import build_network
     from paceline.training.device import choose_device
 
@@ -229,8 +197,9 @@ def _safetensors(about: Version, file: Path, device: str) -> Maker:
             f"{file} holds weights of a model that is code of its own, which a server does not run:"
             " export it with --format onnx"
         )
-    run = build_network(about.network, about.signature, file, str(choose_device(device, 0)))
-    return lambda threads: (run, _torch_threads(threads))
+    chosen = str(choose_device(device, 0))
+    run = build_network(about.network, about.signature, file, chosen)
+    return (lambda threads: (run, _torch_threads(threads))), chosen == "cpu"
 
 
 def _torch_threads(threads: int) -> Callable[[], None]:
@@ -263,12 +232,14 @@ def load_run(path: Path, device: str = "cpu", most: int | None = None) -> Servab
     """The best weights of a run, computed by PyTorch without an export."""
     from paceline.serve.export import describe_run
     from paceline.serve.trained import open_trained
+    from paceline.training.device import choose_device
 
     trained = open_trained(path, device=device)
     first = trained.outputs(np.zeros((1, *trained.signature.shape), trained.signature.dtype))
     size = (trained.checkpoint / "model.safetensors").stat().st_size
     about = describe_run(trained, first)
-    return prepare(about, lambda n: (trained.outputs, _torch_threads(n)), size, most)
+    on_cpu = str(choose_device(device, 0)) == "cpu"
+    return prepare(about, lambda n: (trained.outputs, _torch_threads(n)), size, most, on_cpu=on_cpu)
 
 
 @contextlib.contextmanager

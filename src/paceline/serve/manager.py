@@ -176,6 +176,7 @@ class Manager:
         self.say(
             f"{model.name} version {entry.number} answers: {setup.workers} x {setup.threads}"
             f" threads, batches of up to {setup.batch}, {setup.samples_per_second:,.0f} samples/s"
+            f"{'; lone requests in all cores' if servable.alone else ''}"
         )
         self._make_room(entry)
         self._retire(model)
@@ -250,7 +251,8 @@ class Manager:
             state = f"{entry.state}: {entry.error}" if entry and entry.error else ""
             state = state or (entry.state if entry else "not there")
             raise NotServedError(
-                f"{name} version {number} is not served ({state})", known=entry is not None
+                f"{name} version {number} is not served ({state})",
+                known=entry is not None and not entry.error,
             )
         return entry
 

@@ -133,11 +133,11 @@ def shaped(numbers: np.ndarray, about: Version) -> np.ndarray:
 def v2_request(body: bytes, headers: Mapping[str, str], about: Version) -> Request:
     """A request of the Open Inference Protocol, with its tensor in the JSON or behind it."""
     length = headers.get(HEADER)
-    text, rest = body, b""
+    text, rest = body, memoryview(b"")
     if length is not None:
         if not length.isdigit() or int(length) > len(body):
             raise RefusalError(400, f"{HEADER} = {shown(length)} must be the length of the JSON")
-        text, rest = body[: int(length)], body[int(length) :]
+        text, rest = body[: int(length)], memoryview(body)[int(length) :]
     data = read_json(text)
     inputs = data.get("inputs") if isinstance(data, dict) else None
     if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
@@ -182,7 +182,7 @@ def _name(one: Any) -> Any:
     return one.get("name") if isinstance(one, dict) else None
 
 
-def _tensor(tensor: dict[str, Any], size: Any, rest: bytes, about: Version) -> np.ndarray:
+def _tensor(tensor: dict[str, Any], size: Any, rest: memoryview, about: Version) -> np.ndarray:
     dtype = np.dtype(about.signature.dtype)
     if size is not None:
         if type(size) is not int or size != len(rest) or size % dtype.itemsize:
@@ -193,7 +193,9 @@ def _tensor(tensor: dict[str, Any], size: Any, rest: bytes, about: Version) -> n
     return _array(tensor.get("data"), about).ravel()
 
 
-def _byte_strings(tensor: dict[str, Any], size: Any, rest: bytes, count: int) -> tuple[bytes, ...]:
+def _byte_strings(
+    tensor: dict[str, Any], size: Any, rest: memoryview, count: int
+) -> tuple[bytes, ...]:
     """Pictures: each with its length in four bytes before it, or in JSON as base64."""
     if size is None:
         data = tensor.get("data")
@@ -204,7 +206,7 @@ def _byte_strings(tensor: dict[str, Any], size: Any, rest: bytes, count: int) ->
     place = 0
     while place + 4 <= len(rest) and len(found) < count:
         (length,) = struct.unpack_from("<I", rest, place)
-        found.append(rest[place + 4 : place + 4 + length])
+        found.append(bytes(rest[place + 4 : place + 4 + length]))
         place += 4 + length
     if size != len(rest) or place != len(rest) or len(found) != count or not count:
         raise RefusalError(400, f"the bytes behind the JSON are not {count} texts and lengths")

@@ -5,8 +5,11 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Any
 
+from paceline.schema.version import DATATYPES, INPUT
+
 _ERROR = {"$ref": "#/components/schemas/Error"}
 _NUMBERS: dict[str, Any] = {"type": "array", "items": {}}
+_SIZES = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
 
 
 def description(names: list[str]) -> dict[str, Any]:
@@ -73,11 +76,12 @@ _PREDICT = {
     },
     "image/*": {"schema": {"type": "string", "format": "binary"}},
 }
+_EXAMPLE = {"type": "object", "properties": {INPUT: {}}, "required": [INPUT]}
 _CLASSIFY = {
     "application/json": {
         "schema": {
             "type": "object",
-            "properties": {"examples": {"type": "array", "items": {"type": "object"}}},
+            "properties": {"examples": {"type": "array", "minItems": 1, "items": _EXAMPLE}},
             "required": ["examples"],
         }
     },
@@ -91,12 +95,14 @@ _INFER = {
                 "id": {"type": "string"},
                 "inputs": {
                     "type": "array",
+                    "minItems": 1,
+                    "maxItems": 1,
                     "items": {
                         "type": "object",
                         "properties": {
-                            "name": {"type": "string"},
-                            "shape": {"type": "array", "items": {"type": "integer"}},
-                            "datatype": {"type": "string"},
+                            "name": {"const": INPUT},
+                            "shape": _SIZES,
+                            "datatype": {"enum": [*DATATYPES.values(), "BYTES"]},
                             "data": _NUMBERS,
                         },
                         "required": ["name", "shape", "datatype"],

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 from starlette.applications import Starlette
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -23,6 +24,21 @@ POLICY = (
     " img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """The page is one file: whatever it would load from elsewhere is refused by the browser."""
+
+
+class VersionNumber(Convertor[int]):
+    """In a path: as many digits as a version can have. Thousands would be an error of ours."""
+
+    regex = "[0-9]{1,16}"
+
+    def convert(self, value: str) -> int:
+        return int(value)
+
+    def to_string(self, value: int) -> str:
+        return str(value)
+
+
+register_url_convertor("version", VersionNumber())
 
 
 def answer_json(data: Any, status: int = 200) -> Response:
@@ -110,7 +126,7 @@ def routes(core: Core) -> App:
         )
 
     v1, v2 = "/v1/models/{name}", "/v2/models/{name}"
-    number, label = "/versions/{number:int}", "/labels/{label}"
+    number, label = "/versions/{number:version}", "/labels/{label}"
     table: list[Any] = [
         *(Route(v1 + part, status) for part in ("", number, label)),
         *(Route(f"{v1}{part}/metadata", tensorflow_about) for part in ("", number, label)),
@@ -188,7 +204,7 @@ def _overview(core: Core) -> list[dict[str, Any]]:
             {
                 "name": name,
                 "policy": serving.policy,
-                "canary_percent": serving.canary_percent,
+                "canary_percent": serving.canary_percent if "canary" in serving.labels else 0,
                 "problem": model.problem,
                 "versions": versions,
             }

@@ -287,7 +287,7 @@ def _prepared(preparer: Preparer, path: Path) -> np.ndarray:
 
 
 def predict_any(trained: Trained, inputs: Any) -> list[list[Guess]]:
-    """The likeliest classes of pictures (by path), or of numbers as the model takes them."""
+    """The likeliest classes of pictures (by path), pixels (uint8), or what the model takes."""
     refuse_other_answers(trained)
     preparer = Preparer(trained.signature)
     if isinstance(inputs, str | Path):
@@ -299,7 +299,7 @@ def predict_any(trained: Trained, inputs: Any) -> list[list[Guess]]:
         return trained.guesses(values)
     if not isinstance(inputs, torch.Tensor) and isinstance(inputs[0], torch.Tensor):
         inputs = torch.stack(list(inputs))
-    return trained.guesses(preparer.numbers(np.asarray(inputs)))
+    return trained.guesses(preparer.given(np.asarray(inputs)))
 
 
 def refuse_other_answers(trained: Trained) -> None:

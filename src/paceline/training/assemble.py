@@ -250,7 +250,7 @@ def make_feed(task: Task, parts: Parts, strategy: LocalStrategy) -> Feed:
             samples=len(parts.dataset.train),
             batch_size=task.plan.batch_size,
             seed=task.config.seed,
-            shuffle=task.config.data.shuffle,
+            shuffle=task.config.data.shuffle and not parts.dataset.train.ordered,
         ),
         shares=worker_shares(task.plan, [node.share for node in task.plan.nodes]),
         worker=first_worker(task.plan, task.context.node) + strategy.worker,

@@ -36,6 +36,7 @@ from paceline.training.evaluate import existing, has_classes
 from paceline.training.goal import Goal, LossWatch
 from paceline.training.handover import Handover
 from paceline.training.parts import Parts
+from paceline.training.schedules import OwnSchedule
 from paceline.training.serving import make_team
 from paceline.training.signals import StopSignals
 from paceline.training.totals import added_up, agreed_names
@@ -89,6 +90,10 @@ class Continuing:
         self.losses = LossWatch()
         self.started = started
         check_model(self.strategy.model)
+        self.schedule: OwnSchedule | None = None
+        if parts.scheduler is not None:
+            weights = list(self.strategy.model.parameters())
+            self.schedule = OwnSchedule(parts.scheduler, parts.build_optimizer, weights)
         self.until: int | None = None
         """The update at which the current leg ends, if that is before the training does."""
         self.patience: float | None = None

@@ -31,6 +31,7 @@ KEYS = {
     "collate_fn": "workload.collate_fn",
     "metrics": "workload.metrics",
     "optimizer": "optimizer.name",
+    "scheduler": "optimizer.scheduler",
 }
 """Where a configuration names what may be given as an object."""
 
@@ -48,6 +49,7 @@ class Given:
     metrics: Mapping[str, Callable[..., Any]] | None = None
     """Those that came as objects, by name."""
     optimizer: Callable[..., torch.optim.Optimizer] | None = None
+    scheduler: Callable[..., Any] | None = None
 
 
 def objects_of(config: Config, given: Given | None = None) -> dict[str, str]:
@@ -64,6 +66,7 @@ def objects_of(config: Config, given: Given | None = None) -> dict[str, str]:
         "step": work.step,
         "collate_fn": work.collate_fn,
         "optimizer": config.optimizer.name,
+        "scheduler": config.optimizer.scheduler,
     }
     for part in names:
         if (value := getattr(given, part, None)) is not None and not is_object(names[part]):

@@ -94,6 +94,12 @@ class Trainer(Continuing):
     def rate_factor(self) -> float:
         """The current learning rate, relative to the one that was asked for."""
         settings, update = self.config.optimizer, self.position.update
+        if self.schedule is not None:
+            by_epoch = settings.scheduler_steps == "epoch"
+            steps = self.position.epoch if by_epoch else update
+            return batch_factor(settings, self.feed.sampler.batch_size) * self.schedule.factor(
+                steps
+            )
         updates = length_at(update, self.updates, self.config.train.lengths)
         return batch_factor(settings, self.feed.sampler.batch_size) * schedule_factor(
             settings, update=update, updates=updates

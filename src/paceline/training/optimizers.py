@@ -44,20 +44,54 @@ def optimizer_factory(
     return build
 
 
-def is_elementwise(settings: Optimizer, custom: object | None) -> bool:
-    """True for the optimizers that treat every weight by itself."""
-    return custom is None and settings.name in OPTIMIZERS
+def is_elementwise(settings: Optimizer) -> bool:
+    """True for the optimizers by name, which treat every weight by itself."""
+    return settings.name in OPTIMIZERS
+
+
+def without_effect(
+    settings: Optimizer, custom: Callable[..., torch.optim.Optimizer] | None
+) -> list[str]:
+    """Settings that an optimizer of the user's own does not hear of, in a sentence each.
+
+    >>> without_effect(Optimizer(learning_rate=0.1), lambda parameters: None)
+    ["optimizer.learning_rate = 0.1 has no effect: the optimizer <lambda> takes no 'lr' or\
+ 'learning_rate'"]
+    """
+    if custom is None:
+        return []
+    called, found = _called(custom), []
+    if settings.learning_rate != Optimizer().learning_rate and not _takes(custom):
+        found.append(
+            f"optimizer.learning_rate = {settings.learning_rate:g} has no effect: the optimizer"
+            f" {called} takes no 'lr' or 'learning_rate'"
+        )
+    if settings.weight_decay:
+        found.append(
+            f"optimizer.weight_decay = {settings.weight_decay:g} has no effect: the optimizer"
+            f" {called} decides that itself"
+        )
+    return found
+
+
+def _called(custom: Callable[..., Any]) -> str:
+    return str(getattr(custom, "__qualname__", type(custom).__qualname__))
+
+
+def _takes(custom: Callable[..., Any]) -> list[str]:
+    """By which names it is told the learning rate."""
+    try:
+        names = set(inspect.signature(custom).parameters)
+    except (TypeError, ValueError):
+        names = set()
+    return [key for key in ("learning_rate", "lr") if key in names]
 
 
 def _build_custom(
     custom: Callable[..., torch.optim.Optimizer], parameters: Iterable[Any], rate: float
 ) -> torch.optim.Optimizer:
-    try:
-        names = set(inspect.signature(custom).parameters)
-    except (TypeError, ValueError):
-        names = set()
-    extra = {key: rate for key in ("learning_rate", "lr") if key in names}
-    called = getattr(custom, "__qualname__", type(custom).__qualname__)
+    extra = dict.fromkeys(_takes(custom), rate)
+    called = _called(custom)
     try:
         optimizer = custom(parameters, **extra)
     except PacelineError:

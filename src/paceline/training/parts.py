@@ -34,6 +34,8 @@ from paceline.schema import Config, Plan
 from paceline.schema.signature import Signature
 from paceline.training.given import Given, with_open_data
 from paceline.training.optimizers import is_elementwise, optimizer_factory
+from paceline.training.pieces_trial import acts_on_pieces
+from paceline.training.schedules import Scheduler
 
 __all__ = ["Given", "Parts", "data_request", "make_parts", "model_factory"]
 
@@ -47,6 +49,10 @@ class Parts:
     step: Step
     build_optimizer: OptimizerFactory
     elementwise: bool
+    """Whether the optimizer treats every number by itself, so that pieces can be updated."""
+    own_optimizer: bool = False
+    scheduler: Scheduler | None = None
+    """How the rate moves, where torch's schedulers say it."""
 
     @property
     def loss(self) -> Loss:
@@ -76,9 +82,7 @@ def make_parts(config: Config, given: Given | None = None) -> Parts:
     work = config.workload
     if config.numerics.precision != "fp32" and amx_allowed():
         describe_tiles()  # every process comes by here before it computes
-    custom = given.optimizer
-    if custom is None and ":" in config.optimizer.name:
-        custom = resolve_factory(config.optimizer.name, "optimizer.name")
+    custom = own_optimizer(config, given)
     step = make_step(config, given)
     request = data_request(config, given)
     dataset = with_open_data(given, config, request).data
@@ -90,6 +94,7 @@ def make_parts(config: Config, given: Given | None = None) -> Parts:
             )
         dataset = data.open_dataset(request)
     first: Source = dataset.train
+    build = optimizer_factory(config.optimizer, custom)
 
     def run_once(model: nn.Module) -> None:
         one = first.samples(np.array([0]), epoch=0, augment=False)
@@ -102,9 +107,24 @@ def make_parts(config: Config, given: Given | None = None) -> Parts:
         dataset=dataset,
         build_model=model_factory(config, dataset.signature, given.model, run_once),
         step=step,
-        build_optimizer=optimizer_factory(config.optimizer, custom),
-        elementwise=is_elementwise(config.optimizer, custom),
+        build_optimizer=build,
+        elementwise=is_elementwise(config.optimizer) if custom is None else acts_on_pieces(build),
+        own_optimizer=custom is not None,
+        scheduler=given.scheduler or _named_scheduler(config.optimizer.scheduler),
     )
+
+
+def own_optimizer(config: Config, given: Given | None) -> Callable[..., Any] | None:
+    """What makes an optimizer of the user's own; None for one that Paceline names."""
+    if given is not None and given.optimizer is not None:
+        return given.optimizer
+    if ":" not in config.optimizer.name:
+        return None
+    return resolve_factory(config.optimizer.name, "optimizer.name")
+
+
+def _named_scheduler(name: str) -> Scheduler | None:
+    return resolve_factory(name, "optimizer.scheduler") if name else None
 
 
 def make_step(config: Config, given: Given) -> Step:

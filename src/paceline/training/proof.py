@@ -33,6 +33,7 @@ from paceline.local.still import chance_kept, still
 from paceline.observe.recorder import Recorder
 from paceline.schema.plain import parse_json
 from paceline.schema.proof import Proof
+from paceline.schema.strategies import strategy_of
 from paceline.schema.support import DDP, strategy_name
 from paceline.training.assemble import (
     Task,
@@ -122,7 +123,7 @@ def provable(task: Task) -> str:
         if plan.servers:
             return "division" if options.mode == "sync" else "nothing"
         return "plan"
-    alone = workers[0].strategy in ("sequential", "threads")
+    alone = strategy_of(workers[0]).is_plain
     plain = (plan.precision, plan.memory_format) == ("fp32", "contiguous")
     return "nothing" if alone and plain else "plan"
 

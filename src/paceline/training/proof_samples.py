@@ -86,5 +86,5 @@ def global_sampler(task: Task, parts: Parts) -> GlobalSampler:
         samples=len(parts.dataset.train),
         batch_size=task.plan.batch_size,
         seed=task.config.seed,
-        shuffle=task.config.data.shuffle,
+        shuffle=task.config.data.shuffle and not parts.dataset.train.ordered,
     )

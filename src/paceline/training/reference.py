@@ -223,7 +223,7 @@ class Plainly:
         """Of a part: the loss, its weight (None: a sum), and the model's outputs if they show."""
         step, outputs = self.parts.step, None
         values = mapped(part.values, lambda tensor: tensor.to(self.device))
-        with users_code(model, values, part.count):
+        with users_code(step, model, values, part.count):
             if isinstance(step, Supervised):
                 inputs, targets = values
                 outputs = self._forward(model, inputs)
@@ -257,7 +257,7 @@ class Plainly:
     def _optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """The user's own, or torch's by its name: fused, as the strategies' is, only if large."""
         settings = self.config.optimizer
-        if not self.parts.elementwise:
+        if self.parts.own_optimizer:
             return self.parts.build_optimizer(parameters)
         large = sum(parameter.numel() for parameter in parameters) > FUSED_FROM
         rest: dict[str, Any] = {"weight_decay": settings.weight_decay, "fused": large or None}

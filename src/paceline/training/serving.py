@@ -40,7 +40,7 @@ POLL_SECONDS = 0.1
 
 def check_served(config: Config, plan: Plan) -> None:
     """Refuse what servers cannot do; said on every node, so that none waits for another."""
-    if not is_elementwise(config.optimizer, None):
+    if not is_elementwise(config.optimizer):
         raise UnsupportedError(
             "an optimizer of one's own cannot be cut into the shards of servers: use sgd, adam or"
             " adamw, or exchange.kind = 'allreduce'"

@@ -12,6 +12,7 @@ import torch
 from paceline.local.steps import Supervised
 from paceline.schema import Plan
 from paceline.schema.proof import Cause, Proof
+from paceline.schema.strategies import strategy_of
 from paceline.training.assemble import Task
 from paceline.training.compare import TOLERANCE, Difference, WeightComparison, compare
 from paceline.training.proof_samples import division, global_sampler
@@ -190,6 +191,6 @@ def remedy_for(task: Task) -> str:
         return "set exchange.partition = 'none'"
     if len(plan.nodes) > 1:
         return "train on one host with local.strategy = 'threads'"
-    if plan.memory_format != "contiguous" and plan.nodes[0].strategy in ("sequential", "threads"):
+    if plan.memory_format != "contiguous" and strategy_of(plan.nodes[0]).is_plain:
         return "use numerics.memory_format = 'contiguous'"
     return "use local.strategy = 'threads'"

@@ -59,8 +59,16 @@ def recording(task: Task, *, role: Literal["worker", "server"] = "worker") -> Re
         # Where a rank has a process to itself, its imports are start-up.
         began=process_began() if own_process else None,
         role=role,
+        host=_name_in_plan(task),
         say=task.view.say,
     )
+
+
+def _name_in_plan(task: Task) -> str | None:
+    """What the plan calls this rank's host; two of its hosts may be names of one machine."""
+    names = [node.host for node in task.plan.nodes]
+    place = task.context.node
+    return names[place] if len(set(names)) > 1 and place < len(names) else None
 
 
 def _recorded_as(task: Task) -> RankContext:

@@ -81,6 +81,8 @@ class RankSeen:
     received: float = 0.0
     """MB per second between the last two samples, loopback left out."""
     book: RankBook | None = None
+    update: int = 0
+    """How far its newest progress is; behind it, the run goes on from an older checkpoint."""
 
 
 class Follower:
@@ -121,11 +123,17 @@ class Follower:
                 rank = int(match[1])
                 if rank not in self.ranks:
                     self.ranks[rank] = RankSeen(tail=Tail(folder / FILE_NAME))
+        advances: list[tuple[Progress, RankSeen]] = []
         for rank, seen in sorted(self.ranks.items()):
             for line in seen.tail.lines():
                 event = decode_line(line)
+                if isinstance(event, Progress):
+                    advances.append((event, seen))
                 if event is not None:
                     self._take(rank, seen, event)
+        # From leg to leg another rank may tell how far the training is.
+        for progress, seen in sorted(advances, key=lambda pair: pair[0].time):
+            self._advance(progress, seen)
         books = {rank: seen.book for rank, seen in self.ranks.items() if seen.book is not None}
         self.ledger = book(books, alive={r for r in books if self.state_of(r) == "there"})
 
@@ -181,8 +189,6 @@ class Follower:
             seen.book.clocks.append(event)
         elif isinstance(event, Sample):
             self._sample(seen, event)
-        elif isinstance(event, Progress):
-            self._advance(event)
         elif isinstance(event, Note):
             if event.what == "leg":
                 self.leg = event
@@ -201,9 +207,14 @@ class Follower:
             old, new = (_bytes(each, name) for each in (before, sample))
             setattr(seen, name, max(0, new - old) / seconds / 1e6)
 
-    def _advance(self, event: Progress) -> None:
-        if self.progress and event.update < self.progress[-1].update:
+    def _advance(self, event: Progress, seen: RankSeen) -> None:
+        goes_back, seen.update = event.update < seen.update, event.update
+        if goes_back:
             self.progress.clear()  # continued from an older checkpoint
+        elif self.progress and (
+            event.update <= self.progress[-1].update or event.time <= self.progress[-1].time
+        ):
+            return  # another rank has told so before
         before = self.progress[-1] if self.progress else None
         self.progress.append(event)
         if event.loss is not None:

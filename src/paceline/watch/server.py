@@ -21,6 +21,7 @@ from starlette.routing import Route
 from paceline.errors import ConfigError, PacelineError
 from paceline.report.page import asset
 from paceline.report.palette import LOOKS
+from paceline.schema.plain import parse_json
 from paceline.schema.requests import ask
 from paceline.serve.door import Listener, loop_factory
 from paceline.serve.refusals import RefusalError
@@ -103,9 +104,12 @@ def application(watch: Watch, door: Listener) -> Any:
         return StreamingResponse(watch.events(), media_type="text/event-stream", headers=headers)
 
     async def wish(request: Request) -> Response:
-        key = request.path_params["key"]
-        if key >= len(watch.runs):
-            raise RefusalError(404, f"there is no run {key}")
+        # Not as a number of the route's: one of thousands of digits would be an error of ours.
+        name = request.path_params["key"]
+        runs = {str(number): run for number, run in enumerate(watch.runs)}
+        if name not in runs:
+            raise RefusalError(404, f"there is no run {name[:100]!r}")
+        run = runs[name]
         # A page of another site cannot send this type without being asked about it first.
         if request.headers.get("content-type", "").partition(";")[0] != "application/json":
             raise RefusalError(415, "a wish is sent as application/json")
@@ -115,12 +119,12 @@ def application(watch: Watch, door: Listener) -> Any:
             if len(body) > MOST_BODY:
                 raise RefusalError(413, f"a wish has at most {MOST_BODY:,} bytes")
         try:
-            settings = json.loads(body or b"{}")
+            settings = parse_json(body or b"{}")
             if not isinstance(settings, dict):
                 raise ConfigError("settings must be a table of keys")
             await watch.parts()  # how far the training is now
-            refuse_shorter(watch.runs[key], settings)
-            ask(watch.runs[key].run, request.path_params["wish"], settings)
+            refuse_shorter(run, settings)
+            ask(run.run, request.path_params["wish"], settings)
         except (ValueError, PacelineError, OSError) as error:
             raise RefusalError(400, str(error)) from None
         return JSONResponse({"asked": request.path_params["wish"]})
@@ -129,7 +133,7 @@ def application(watch: Watch, door: Listener) -> Any:
         routes=[
             Route("/", show),
             Route("/api/events", events),
-            Route("/api/runs/{key:int}/{wish}", wish, methods=["POST"]),
+            Route("/api/runs/{key}/{wish}", wish, methods=["POST"]),
         ],
         exception_handlers={RefusalError: _refused},
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from paceline.cost.transfer import Wire, allreduce_bytes
 from paceline.errors import LostError
 from paceline.exchange.crew import Crew
 from paceline.exchange.network import Network
@@ -89,18 +90,25 @@ def joined(
         network.close()
 
 
-def probe(network: Network) -> tuple[float, float]:
-    """Bytes and seconds of a sum over all nodes that took long enough to tell; all call it."""
-    size, seconds = 2**16, 0.0
+def probe(network: Network) -> Wire:
+    """What joins all nodes, by sums that took long enough to tell; all call it."""
+    # The first sum also opens connections.
+    latency = min(_summed(network, 4) for _ in range(2)) / 2
+    size = 2**16
     while True:
-        data = torch.zeros(size // 4)
-        network.barrier("a look at the network")
-        began = time.perf_counter()
-        network.sum(data, "a look at the network").wait()
-        # All nodes go by the longest time, and so agree on whether it was long enough.
-        own = [0.0] * network.size
-        own[network.rank] = time.perf_counter() - began
-        seconds = max(network.total(own, "a look at the network"))
+        seconds = max(_summed(network, size) - 2 * latency, 1e-9)
         if seconds >= PROBE_SECONDS or size >= PROBE_BYTES:
-            return float(size), seconds
+            carried = allreduce_bytes(size, network.size) / seconds
+            return Wire(latency=latency, bandwidth=carried, both=carried, message=0.0)
         size *= 4
+
+
+def _summed(network: Network, size: int) -> float:
+    """Seconds of a sum of so many bytes, the same on all nodes: what the slowest took."""
+    data = torch.zeros(size // 4)
+    network.barrier("a look at the network")
+    began = time.perf_counter()
+    network.sum(data, "a look at the network").wait()
+    own = [0.0] * network.size
+    own[network.rank] = time.perf_counter() - began
+    return max(network.total(own, "a look at the network"))

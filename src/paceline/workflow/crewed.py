@@ -6,32 +6,40 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
+from typing import cast
 
+from torch import nn
+
+from paceline.cost.exchanges import ExchangeCost, Kind
+from paceline.cost.model import LOOKS_ACROSS, LayerCost, ModelCost, model_cost
+from paceline.cost.transfer import Wire
 from paceline.errors import ConfigError, LostError, ProofError, StrategyError, UnsupportedError
 from paceline.local.tiles import has_bf16
 from paceline.plan.candidates import MemoryFormat, Precision
 from paceline.plan.pilot import Option
 from paceline.plan.teams import (
-    HIDDEN,
     TeamKnowledge,
     Way,
+    at_speed,
     labels,
     members_of,
     options_over,
     plan_of_way,
-    seconds_of_way,
-    teams,
+    rate_between,
 )
 from paceline.schema import NodePlan, Plan, decode
 from paceline.schema.legs import Leg
 from paceline.schema.plain import checked
+from paceline.workflow.calibration import calibration
 from paceline.workflow.connections import probe
 from paceline.workflow.nodes import BEGINS_TOGETHER, FEWEST_TIMED, Node
-from paceline.workflow.partitioning import partitioned
+from paceline.workflow.partitioning import splittable
 from paceline.workflow.runners import Home, Went
 from paceline.workflow.together import Together
 
 _ARRIVAL = {"node": {}, "speed": float, "writes": bool}
+_UNKNOWN = Wire(latency=0.0, bandwidth=math.inf, both=math.inf, message=0.0)
+"""Of a network that joins nobody yet nothing is known: who comes is tried."""
 Entry = tuple[Way, tuple[Precision, MemoryFormat]]
 
 
@@ -48,28 +56,29 @@ class Crewed:
         self._said: dict[int, float] = {}
         """What nodes have said of their speed; 0 where they could not tell."""
         self._given: set[str] = set()
-        """Plans whose shares come from a training before."""
+        """Plans whose shares do not follow from speeds: of a training before, or of their legs."""
         self._entries: dict[str, Entry] = {}
         self.plans: dict[str, Plan] = {}
-        self._split: dict[tuple[int, ...], tuple[tuple[str, ...], float]] = {}
-        self._looked: set[tuple[int, ...]] = set()
+        self._has_looked = False
         self._runners = 0
-        count = len(everyone.nodes)
-        size, seconds = probe(node.network)
-        model = home.parts.build_model()
-        weights = sum(w.numel() * w.element_size() for w in model.parameters() if w.requires_grad)
+        model = model_of(
+            home.parts.build_model(),
+            local_batch_norm="local_batch_norm" in home.config.numerics.allow,
+        )
         self.seen = TeamKnowledge(
-            speeds=tuple(each.share for each in everyone.nodes),
-            # Of a network that joins nobody yet nothing is known: who comes is tried.
-            wire=2 * (count - 1) / count * size / max(seconds, 1e-9) if count > 1 else math.inf,
-            weights=float(weights),
-            state=3.0 * weights,
+            nodes=tuple(at_speed(each.share or 1.0) for each in everyone.nodes),
+            wire=probe(node.network) if len(everyone.nodes) > 1 else _UNKNOWN,
+            model=model,
+            batch=everyone.batch_size,
+            bucket_bytes=home.config.exchange.bucket_mb * 2**20,
+            state=3.0 * model.parameter_bytes,
             setup=0.0,  # until the first plan is built
+            factors=calibration(),
         )
         self.options: list[Option] = []
         if home.config.exchange.partition == "manual":
             # Layers that cannot be split are a mistake, which is said before anything is trained.
-            self._look_at(tuple(range(count)))
+            self.look_at_layers()
         self.refresh()
 
     @property
@@ -98,7 +107,6 @@ class Crewed:
             self._present,
             self.seen,
             images=images,
-            split=self._split,
             writers=self.writers,
             rounds=self.home.config.train.device == "cuda" or has_bf16(),
         )
@@ -107,9 +115,8 @@ class Crewed:
             options.append(option)
             self._entries[option.name] = (way, numerics)
             if way.name not in self.seen.measured and option.name not in self._given:
-                layers = self._split.get(way.members, ((), 0.0))[0]
                 self.plans[option.name] = plan_of_way(
-                    self.everyone, way, numerics, speeds=self._fair_speeds, layers=layers
+                    self.everyone, way, numerics, speeds=self._fair_speeds
                 )
             elif option.name not in self.plans:
                 like = self.plans.get(way.name)
@@ -135,7 +142,7 @@ class Crewed:
             nodes[number:] = [dataclasses.replace(node, share=1.0), *nodes[number + 1 :]]
             speeds[number:] = [speed, *speeds[number + 1 :]]
             self.everyone = dataclasses.replace(self.everyone, nodes=tuple(nodes))
-            self.seen = dataclasses.replace(self.seen, speeds=tuple(speeds))
+            self.seen = dataclasses.replace(self.seen, nodes=tuple(map(at_speed, speeds)))
             self._said[number] = speed
             if 0 in self._timed and told["speed"]:
                 self._timed.add(number)
@@ -158,10 +165,10 @@ class Crewed:
         self.refresh()
         if not members or (members[0] not in self.writers and members[0] != 0):
             members = (0, *members)
-        exchange = way.exchange if len(members) > 1 else "allreduce"
+        kind = way.exchange.kind if len(members) > 1 else "allreduce"
         for option in self.options:
             other, same = self._entries[option.name]
-            alike = (other.members, other.exchange, other.split) == (members, exchange, False)
+            alike = (other.members, other.exchange.kind, other.layers) == (members, kind, ())
             if alike and same == numerics:
                 return option.name
         return self.options[0].name
@@ -180,7 +187,7 @@ class Crewed:
             if number not in self._said and number not in self._timed:
                 said = self.node.crew.said_by(number, "speed")
                 if said is not None:
-                    self._said[number] = float(said)
+                    self._said[number] = said
         if 0 not in self._timed:
             return
         speeds = list(self.seen.speeds)
@@ -188,7 +195,7 @@ class Crewed:
             if said > 0 and number not in self._timed:
                 speeds[number] = said
                 self._timed.add(number)
-        self.seen = dataclasses.replace(self.seen, speeds=tuple(speeds))
+        self.seen = dataclasses.replace(self.seen, nodes=tuple(map(at_speed, speeds)))
 
     @property
     def _present(self) -> Plan:
@@ -204,22 +211,11 @@ class Crewed:
         return dataclasses.replace(self.everyone, nodes=tuple(nodes))
 
     def look_at_layers(self) -> None:
-        """Find out once for each team which layers could be split, and what that would send."""
-        if self.home.config.exchange.partition == "none":
-            return
-        shares = [node.share for node in self._present.nodes]
-        for members in teams(self.seen.speeds, shares, self.writers):
-            if len(members) > 1 and members not in self._looked:
-                self._look_at(members)
-
-    def _look_at(self, members: tuple[int, ...]) -> None:
-        self._looked.add(members)
-        numerics: tuple[Precision, MemoryFormat] = ("fp32", "contiguous")
-        whole = plan_of_way(self.everyone, Way(members=members), numerics, speeds=self._fair_speeds)
-        split = partitioned(self.home.config, whole, self.home.parts)
-        if split.feature_layers:
-            sent = split.predicted["bytes_per_update"]
-            self._split[members] = (split.feature_layers, sent)
+        """Find out once which layers could be split."""
+        if not self._has_looked:
+            self._has_looked = True
+            chains = splittable(self.home.config, self.everyone, self.home.parts)
+            self.seen = dataclasses.replace(self.seen, chains=chains)
 
     def first_runner(self, wanted: Plan | None) -> tuple[str, Together]:
         """What is wanted, where these nodes can train it; else the simplest."""
@@ -246,18 +242,18 @@ class Crewed:
         self._given.add(name)
         shares = dict(zip(way.members, (node.share for node in plan.nodes), strict=True))
         speeds = [shares.get(number, 0.0) for number in range(len(self.everyone.nodes))]
-        self.plans[name] = plan_of_way(
-            self.everyone, way, numerics, speeds=speeds, layers=plan.feature_layers
-        )
+        self.plans[name] = plan_of_way(self.everyone, way, numerics, speeds=speeds)
         return name
 
     def _name_of(self, plan: Plan) -> str | None:
         members, split = members_of(self.everyone, plan), bool(plan.feature_layers)
         numerics = (plan.precision, plan.memory_format)
+        usual = self.home.config.exchange.bucket_mb
+        size = plan.bucket_mb or usual
         for name, (way, mine) in self._entries.items():
             same = (way.members, mine) == (members, numerics)
-            alike = (way.exchange, way.split) == (plan.exchange, split)
-            if same and (alike or len(way.members) == 1):
+            alike = (way.exchange.kind, bool(way.layers)) == (plan.exchange, split)
+            if same and ((alike and (way.bucket_mb or usual) == size) or len(way.members) == 1):
                 return name
         return None
 
@@ -275,8 +271,8 @@ class Crewed:
             )
         way = Way(
             members=members,
-            exchange=leg.plan.exchange,
-            split=bool(leg.plan.feature_layers),
+            exchange=ExchangeCost(kind=cast(Kind, leg.plan.exchange)),
+            bucket_mb=leg.plan.bucket_mb,
             name=leg.name,
         )
         self._entries[leg.name] = (way, (leg.plan.precision, leg.plan.memory_format))
@@ -294,8 +290,17 @@ class Crewed:
         runner.open_seconds = self.home.open_seconds
         return runner
 
-    def learn(self, leg: Leg, went: Went, factors: dict[str, float]) -> None:
-        """What a leg has shown of the nodes and of the network."""
+    def settle(self, name: str, plan: Plan) -> None:
+        """From now on this is the plan of an option: its shares are those that its legs showed."""
+        self.plans[name] = plan
+        self._given.add(name)
+
+    def learn(self, leg: Leg, went: Went, factors: dict[str, float], *, is_fair: bool) -> None:
+        """What a leg has shown of the nodes and of the network.
+
+        Where it was not fair, nodes have other speeds than was known: its own time says little, and
+        so do those of all teams.
+        """
         if not leg.update_seconds or leg.name not in self._entries:
             return
         way, _ = self._entries[leg.name]
@@ -304,10 +309,13 @@ class Crewed:
         for trait in leg.name.removeprefix(way.name).split(", "):
             extra *= factors.get(trait, 1.0)
         measured = {**seen.measured, way.name: seconds / extra}
+        if not is_fair:
+            alone = {way.name for way, _ in self._entries.values() if len(way.members) == 1}
+            measured = {name: took for name, took in seen.measured.items() if name in alone}
         setups = dict(seen.setups)
         if leg.role == "trial":
             setups[way.name] = leg.setup_seconds
-        speeds, wire = list(seen.speeds), seen.wire
+        speeds = list(seen.speeds)
         if len(way.members) == 1:
             (member,) = way.members
             change = self.batch / seconds / speeds[member]
@@ -322,17 +330,31 @@ class Crewed:
                 if share > 0 and middle > 0:
                     self._timed.add(member)
                     speeds[member] = share / sum(shares) * self.batch / middle
-            if not way.split:
-                sent = way.bytes_sent(seen, {})
-                exposed = max(0.0, seconds - max(middles))
-                wire = sent / max(1e-9, exposed + HIDDEN * max(middles))
-                wire = max(wire, seen.wire) if exposed < 0.1 * seconds else wire
+            if is_fair:
+                seen = self._with_rate(seen, way, seconds, is_hidden=seconds < 1.1 * max(middles))
         self.seen = dataclasses.replace(
-            seen, speeds=tuple(speeds), wire=wire, measured=measured, setups=setups
+            seen, nodes=tuple(map(at_speed, speeds)), measured=measured, setups=setups
         )
 
-    def expected_without_trial(self, way: Way) -> float:
-        """Seconds of an update of a way: as timed, or as it is expected."""
-        split_bytes = {members: sent for members, (_, sent) in self._split.items()}
-        usual = seconds_of_way(way, self.seen, self.batch, split_bytes)
-        return self.seen.measured.get(way.name, usual)
+    def _with_rate(
+        self, seen: TeamKnowledge, way: Way, seconds: float, *, is_hidden: bool
+    ) -> TeamKnowledge:
+        """What the network carries, by what a leg took; `is_hidden`: nobody waited for it."""
+        carried = rate_between(way, seen, seconds)
+        if is_hidden:
+            carried = max(carried, seen.wire.both)
+        wire = dataclasses.replace(seen.wire, bandwidth=carried, both=carried)
+        return dataclasses.replace(seen, wire=wire)
+
+
+def model_of(model: nn.Module, *, local_batch_norm: bool) -> ModelCost:
+    """A model as prices see it before any layer of it was timed."""
+    layers = []
+    for name, module in model.named_modules():
+        own = [weight for weight in module.parameters(recurse=False) if weight.requires_grad]
+        size = float(sum(weight.numel() * weight.element_size() for weight in own))
+        kind = type(module).__name__
+        sums = size if kind.startswith(LOOKS_ACROSS) and not local_batch_norm else 0.0
+        if own:
+            layers.append(LayerCost(name=name, kind=kind, parameter_bytes=size, sum_bytes=sums))
+    return model_cost(layers or [LayerCost()])

@@ -191,7 +191,7 @@ def _lead(begun: _Begun, node: Node, home: Home) -> Outcome:
     past = order.goes_on or (order.script[0].plan if order.script else lesson.plan)
     wanted = past or order.start
     if order.script or (wanted is not None and len(wanted.nodes) > 1):
-        node.crew.say(BEGINS_TOGETHER, True)  # before all meet to look at the network
+        node.crew.say(BEGINS_TOGETHER, 1.0)  # before all meet to look at the network
     crewed = Crewed(node, home, begun.everyone, order.writers or (0,))
     building = time.perf_counter()
     name, runner = crewed.first_runner(wanted)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import LostError, PacelineError, ProofError
-from paceline.plan.pilot import Decision, learned
-from paceline.plan.teams import HIDDEN, Way, labels
+from paceline.plan.pilot import Decision, learned, timed_updates
+from paceline.plan.teams import Way, cost_of_way, labels, seconds_of_way
 from paceline.schema import write_json
 from paceline.schema.legs import Leg
 from paceline.text import rate
@@ -193,8 +193,7 @@ class HostsTraining(LegTraining):
         self._came += came
         if self._fairer and last is not None and self._running == last.name:
             self._divide(last)
-            if last.role == "trial":
-                return self._once_more(last)
+            return self._once_more(last)
         decision = super()._decide()
         if not self.known.legs and self._asked.earlier and self._asked.earlier[-1].left:
             decision = dataclasses.replace(decision, reason="hosts have gone")
@@ -237,7 +236,7 @@ class HostsTraining(LegTraining):
             for node, share in zip(plan.nodes, shares, strict=True)
         )
         plan = dataclasses.replace(plan, nodes=nodes)
-        self.plans[leg.name] = plan
+        self._crewed.settle(leg.name, plan)
         assert isinstance(self._runner, Together)
         self._runner.divide(plan)
         if leg.role != "trial":
@@ -247,13 +246,15 @@ class HostsTraining(LegTraining):
             write_json(self._home.run.plan, plan)
 
     def _once_more(self, leg: Leg) -> Decision:
-        """A trial with shares that did not fit says little: it goes on with others."""
-        self._repeats[leg.name] = self._repeats.get(leg.name, 0) + 1
-        updates = min(leg.updates, self.known.updates - self.known.position)
+        """A leg with shares that did not fit says little: it goes on with others."""
+        updates = timed_updates(self.known, leg.best)
+        if leg.role == "trial":
+            self._repeats[leg.name] = self._repeats.get(leg.name, 0) + 1
+            updates = leg.updates
         return Decision(
             name=leg.name,
-            updates=max(1, updates),
-            role="trial",
+            updates=max(1, min(updates, self.known.updates - self.known.position)),
+            role="trial" if leg.role == "trial" else "keep",
             best=leg.best,
             reason="shares follow the measured speeds",
         )
@@ -267,14 +268,13 @@ class HostsTraining(LegTraining):
         if self._asked.script:
             return
         leg = self.known.legs[-1]
-        self._crewed.learn(leg, went, learned(self.known))
-        self._fairer = ()
-        fair = self._home.config.exchange.rebalance and went.fairer
-        if fair and not (leg.role == "trial" and self._repeats.get(leg.name, 0) >= AGAIN):
-            self._fairer = went.fairer
-            if leg.role == "trial":
-                untimed = dataclasses.replace(leg, update_seconds=None, error=None)
-                self.known = dataclasses.replace(self.known, legs=(*self.known.legs[:-1], untimed))
+        may_follow = self._home.config.exchange.rebalance
+        judged = leg.role == "trial" and self._repeats.get(leg.name, 0) >= AGAIN
+        self._fairer = went.fairer if may_follow and not judged else ()
+        self._crewed.learn(leg, went, learned(self.known), is_fair=not self._fairer)
+        if self._fairer:
+            untimed = dataclasses.replace(leg, update_seconds=None, error=None)
+            self.known = dataclasses.replace(self.known, legs=(*self.known.legs[:-1], untimed))
 
     # --- what is said -----------------------------------------------------------
 
@@ -294,7 +294,7 @@ class HostsTraining(LegTraining):
         self._left_out = decision.name
         ways = [way for way, _ in map(crewed.entry, self.plans) if set(way.members) >= set(wanted)]
         if ways:
-            way = min(ways, key=crewed.expected_without_trial)
+            way = min(ways, key=lambda way: seconds_of_way(way, crewed.seen))
             self._home.view.say(left_out_sentence(crewed, way, out, last))
 
 
@@ -302,18 +302,22 @@ def left_out_sentence(crewed: Crewed, way: Way, out: Sequence[str], leg: Leg) ->
     """Who stands by, what training would be like with them, and why."""
     seen, batch = crewed.seen, crewed.batch
     tried = way.name in seen.measured
-    with_them = batch / crewed.expected_without_trial(way)
+    with_them = batch / seconds_of_way(way, seen)
     without = batch / (leg.update_seconds or 1.0)
-    computing = batch / sum(seen.speeds[member] for member in way.members)
-    cause = "there is too little for each to compute"
-    if not way.split:
-        sent = way.bytes_sent(seen, {})
-        if sent / seen.wire > HIDDEN * computing:
-            cause = f"{sent / 1e6:.3g} MB per update over {8 * seen.wire / 1e6:,.0f} Mbit/s"
+    cost, carried = cost_of_way(way, seen), 8 * seen.wire.both / 1e6
+    why = "there is too little for each to compute"
+    if cost.exposed > cost.waiting:
+        why = f"{cost.bytes_sent / 1e6:.3g} MB per update over {carried:,.0f} Mbit/s"
     names = " and ".join([", ".join(out[:-1])] * (len(out) > 1) + [out[-1]])
     one = len(out) == 1
+    if with_them > without and not tried:
+        return (
+            f"{names} {'stands' if one else 'stand'} by: with {'it' if one else 'them'}"
+            f" {rate(with_them)} images/s are expected, without {rate(without)}, but finding out"
+            " costs more than it may bring in the updates that are left"
+        )
     expected = "" if tried else " expected"
     return (
         f"{names} {'was' if one else 'were'} left out: with {'it' if one else 'them'}"
-        f" {rate(with_them)} images/s{expected}, without {rate(without)}, because {cause}"
+        f" {rate(with_them)} images/s{expected}, without {rate(without)}, because {why}"
     )

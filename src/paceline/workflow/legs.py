@@ -91,6 +91,7 @@ class LegTraining:
             budget=asked.home.config.pilot.budget,
             start=asked.start,
             rank_seconds=time.perf_counter() - asked.began,
+            built_seconds=asked.built_seconds,
         )
         self.signals = StopSignals(self._request_stop)
 

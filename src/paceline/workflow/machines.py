@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.launch.session import Session
     from paceline.schema.hosts import Hosts, NodePlace
 
-_VERSION = 2
+_VERSION = 3
 
 
 def place_name(place: NodePlace) -> str:
@@ -50,10 +50,13 @@ def kept_machines(config: Config, hosts: Hosts) -> Machines | None:
     return with_settings(found, config) if found is not None else None
 
 
-def with_settings(found: Machines, config: Config) -> Machines:
-    """What does not change a measurement is taken from the configuration at hand."""
+def with_settings(found: Machines, config: Config, *, same_workload: bool = True) -> Machines:
+    """What does not change a measurement is taken from the configuration at hand.
+
+    `same_workload`: refuse a configuration of another model or data than was measured.
+    """
     name = f"{config.workload.model} on {config.workload.data}"
-    if found.workload.name not in ("", name):
+    if same_workload and found.workload.name not in ("", name):
         raise ConfigError(
             f"the machines were measured for {found.workload.name}, but the configuration trains"
             f" {name}: measure them for it"

@@ -1,4 +1,4 @@
-"""Puts the per-layer partition into the plan of several nodes: model, bytes, choice."""
+"""Which layers of a model can be split over nodes, and the plan with those that are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,22 @@ from paceline.plan.partition import choose_partition, obstacle, with_partition
 from paceline.schema import Config, Plan
 
 if TYPE_CHECKING:
+    from paceline.cost.split import Chain
     from paceline.training.parts import Parts
+
+
+def splittable(config: Config, plan: Plan, parts: Parts) -> tuple[Chain, ...]:
+    """Linear layers that the nodes of a plan may split; none where the plan forbids it.
+
+    Layers that `exchange.partition = "manual"` names and that cannot be split are refused.
+    """
+    settings = config.exchange
+    if settings.partition == "none" or len(plan.nodes) == 1:
+        return ()
+    if settings.partition == "auto" and _obstacle(config, plan):
+        return ()
+    chains, _ = _looked_at(config, plan, parts)
+    return chains
 
 
 def partitioned(config: Config, plan: Plan, parts: Parts | None = None) -> Plan:
@@ -20,11 +35,29 @@ def partitioned(config: Config, plan: Plan, parts: Parts | None = None) -> Plan:
     settings = config.exchange
     if len(plan.nodes) == 1 or settings.partition == "none":
         return plan
+    if settings.partition == "auto" and _obstacle(config, plan):
+        return plan
+    from paceline.training.parts import make_parts
+
+    opened = parts or make_parts(config)
+    try:
+        _, found = _looked_at(config, plan, opened)
+    finally:
+        if parts is None:
+            opened.dataset.close()
+    return found
+
+
+def _obstacle(config: Config, plan: Plan) -> str:
+    return obstacle(plan, config.exchange, elementwise=":" not in config.optimizer.name)
+
+
+def _looked_at(config: Config, plan: Plan, parts: Parts) -> tuple[tuple[Chain, ...], Plan]:
+    """The model's chains, and the plan with those layers split for which that saves bytes."""
     from paceline.cost.split import Division
     from paceline.data.sampler import apportion
     from paceline.exchange.tensor_parallel.chains import find_chains
     from paceline.exchange.tensor_parallel.splittable import look_at
-    from paceline.training.parts import make_parts
 
     shares = tuple(node.share for node in plan.nodes)
     division = Division(
@@ -32,23 +65,15 @@ def partitioned(config: Config, plan: Plan, parts: Parts | None = None) -> Plan:
         shares=shares,
         value_bytes=2 if plan.precision == "bf16" else 4,
     )
-    possible = obstacle(plan, settings, elementwise=":" not in config.optimizer.name)
-    if possible and settings.partition == "auto":
-        return plan
-    opened = parts or make_parts(config)
-    try:
-        model = opened.build_model()
-        seen = look_at(model, opened.trial(plan, model))
-        chains = find_chains(model, seen=seen)
-    finally:
-        if parts is None:
-            opened.dataset.close()
+    model = parts.build_model()
+    seen = look_at(model, parts.trial(plan, model))
+    chains = find_chains(model, seen=seen)
     choice = choose_partition(
-        settings,
+        config.exchange,
         chains,
         division,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        possible=possible,
+        possible=_obstacle(config, plan),
         obstacles=seen.obstacles,
     )
-    return with_partition(plan, choice)
+    return tuple(chains), with_partition(plan, choice)

@@ -29,8 +29,9 @@ from paceline.launch.inspection import (
     wanted_facts,
 )
 from paceline.launch.session import HostOrder, Session
+from paceline.launch.ssh import is_here
 from paceline.plan import refuse_options_without_strategy
-from paceline.plan.foresee import foresee
+from paceline.plan.measured import foresee
 from paceline.plan.together import NodeSite, first_plan, trains_in_legs
 from paceline.schema import Plan
 from paceline.schema.legs import LegsOrder
@@ -172,8 +173,13 @@ def choose_engine(request: HostsRequest, found: Inspection | None) -> Engine:
     """The engine that was asked for; "auto" takes MPI where every host has the same one."""
     name, _, option = request.engine.partition(":")
     if name == "auto":
-        name = "mpi" if found is not None and mpi_obstacle(found) is None else "ssh"
-    if name == "mpi" and found is not None and (obstacle := mpi_obstacle(found)):
+        possible = found is not None and mpi_obstacle(found, request.hosts.in_order) is None
+        name = "mpi" if possible else "ssh"
+    if (
+        name == "mpi"
+        and found is not None
+        and (obstacle := mpi_obstacle(found, request.hosts.in_order))
+    ):
         raise UserError(f"engine 'mpi' cannot be used: {obstacle}; or use --engine ssh")
     cls: Any = engine_class(name)
     if name == "slurm":
@@ -187,8 +193,11 @@ def choose_engine(request: HostsRequest, found: Inspection | None) -> Engine:
     return engine
 
 
-def mpi_obstacle(found: Inspection) -> str | None:
+def mpi_obstacle(found: Inspection, hosts: Sequence[Host]) -> str | None:
     """Why MPI cannot join the hosts, in one sentence, or None."""
+    here = [host.name for host in hosts if is_here(host.network_address)]
+    if len(here) > 1:
+        return f"{' and '.join(here)} are one machine, which mpiexec takes under one name only"
     from paceline.launch.mpi import find_mpiexec
 
     mpiexec = find_mpiexec()

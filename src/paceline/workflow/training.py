@@ -39,6 +39,8 @@ class Result:
     """Settings with which it was asked to go on, where it was stopped for that."""
     factory: Callable[..., Any] | None = field(default=None, repr=False)
     """What makes the model, where it came as an object."""
+    given: Given | None = field(default=None, repr=False)
+    """Everything that came as an object."""
 
     @property
     def accuracy(self) -> float | None:
@@ -120,6 +122,7 @@ def run_training(start: TrainingStart) -> Result:
     """Plan if needed, launch, train, and return what came of it."""
     try:
         takes = (STOP, CHECKPOINT, *((SETTINGS,) if start.changeable else ()))
+        _say_without_effect(start)
         with start.run.explained(), taking_requests(start.run, takes, start.say) as requests:
             result = _run_training(_with_objects(start))
         # A training that came to its end before it heard of a wish is finished all the same.
@@ -131,6 +134,18 @@ def run_training(start: TrainingStart) -> Result:
         raise
     finally:
         start.run.unlock()
+
+
+def _say_without_effect(start: TrainingStart) -> None:
+    """Of settings that nobody will read."""
+    if start.given is None and ":" not in start.config.optimizer.name:
+        return
+    from paceline.training.optimizers import without_effect
+    from paceline.training.parts import own_optimizer
+
+    optimizer = start.config.optimizer
+    for sentence in without_effect(optimizer, own_optimizer(start.config, start.given)):
+        start.say(f"note: {sentence}")
 
 
 def _with_objects(start: TrainingStart) -> TrainingStart:

@@ -72,7 +72,8 @@ def test_the_planner_predicts_every_option() -> None:
     found = options(machines(host("a"), host("b", slower=4.0)))
     assert set(found) == {"alone", "allreduce", "partition", "parameter_server"}
     assert [node.host for node in found["alone"].nodes] == ["a"]
-    assert [node.host for node in found["parameter_server"].nodes] == ["a"]  # b serves
+    servers = found["parameter_server"]
+    assert [(node.host, node.role) for node in servers.nodes] == [("a", "worker"), ("b", "server")]
     assert set(options(machines(host("a")))) == {"alone"}
 
 

@@ -14,8 +14,7 @@ from cost_cases import host, machines
 from paceline.commands import audit, measure, plan
 from paceline.config import load_config
 from paceline.config.hosts import find_hosts
-from paceline.plan.foresee import foresee
-from paceline.plan.nodes import choose_nodes
+from paceline.plan.measured import choose, foresee
 from paceline.schema import NodePlan, Plan, read_json, write_json
 from paceline.schema.machines import Machines
 from paceline.workflow.calibration import calibration
@@ -55,7 +54,7 @@ def test_plan_of_two_machines(tmp_path: Path) -> None:
     assert len(lines) == 6
     made = read_json(Plan, output)
     assert [node.host for node in made.nodes] == ["a", "b"]
-    assert [node.share for node in made.nodes] == [0.5, 0.5]
+    assert [node.share for node in made.nodes] == [1.0, 1.0]
     assert made.partition == "none"
     for key in ("update_seconds", "images_per_second", "bytes_per_update", "memory_mb"):
         assert made.predicted[key] > 0
@@ -126,9 +125,8 @@ def test_unequal_shares_by_hand_are_foreseen_as_slower() -> None:
         return foresee(config, found, Plan(nodes=nodes), ["a", "b"])["update_seconds"]
 
     assert seconds(3.0, 1.0) > 1.2 * seconds(1.0, 1.0)
-    best = choose_nodes(found, kinds=("allreduce",), buckets=(8 * 2**20,)).predicted[
-        "update_seconds"
-    ]
+    whole = load_config(None, ("workload.batch_size=128", 'exchange.partition="none"'))
+    best = choose(whole, found)[0].predicted["update_seconds"]
     assert seconds(1.0, 1.0) == pytest.approx(best, rel=0.05)
 
 
@@ -194,22 +192,6 @@ def test_audit_leaves_out_what_cannot_be_compared(tmp_path: Path) -> None:
     assert "nothing was predicted" in result.output
     assert "did not end" in result.output
     assert calibration() == {}
-
-
-def test_plans_and_predictions_go_by_past_runs() -> None:
-    found = machines(*light("a", "b"))
-    kinds = ("allreduce",)
-    plain = choose_nodes(found, kinds=kinds)
-    assert len(plain.nodes) == 2
-    slower = choose_nodes(found, kinds=kinds, calibration={"allreduce": 1.1})
-    ratio = slower.predicted["update_seconds"] / plain.predicted["update_seconds"]
-    assert ratio == pytest.approx(1.1)
-    # What one machine took longer, several take longer too.
-    both = choose_nodes(found, kinds=kinds, calibration={"alone": 1.5})
-    assert both.predicted["speedup"] == pytest.approx(plain.predicted["speedup"])
-    # Where machines together were always far slower than predicted, one is chosen.
-    alone = choose_nodes(found, kinds=kinds, calibration={"allreduce": 5.0})
-    assert len(alone.nodes) == 1
 
 
 def test_what_was_asked_for_is_what_is_predicted(tmp_path: Path) -> None:

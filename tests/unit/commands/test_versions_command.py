@@ -10,6 +10,9 @@ from click.testing import CliRunner
 
 from paceline.commands.versions import command
 from paceline.errors import ConfigError
+from paceline.schema.codec import write_json
+from paceline.schema.signature import Signature
+from paceline.schema.version import Compared, Origin, Version
 from paceline.serve.versions import read_serving, served_numbers
 
 
@@ -66,3 +69,23 @@ def test_rollback_promote_and_labels(folder: Path) -> None:
 def test_mistakes_are_named(folder: Path, words: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         call(*(word.format(folder) for word in words))
+
+
+def test_what_no_server_reads_is_not_called_served(folder: Path) -> None:
+    version = Version(
+        kind="torch",
+        made="2026-11-18T00:00:00+00:00",
+        signature=Signature(shape=(2,)),
+        output_shape=(2,),
+        output_dtype="float32",
+        tells_classes=False,
+        network=None,
+        origin=Origin(run="", update=1, epoch=1, commit=None, metrics={}),
+        compared=Compared(samples=0, largest=0.0, tolerance=0.0),
+        versions={},
+    )
+    write_json(folder / "10" / "version.json", version)
+    found = json.loads(call("list", str(folder), "--json"))
+    assert [row["version"] for row in found if row["served"]] == [2]
+    call("rollback", str(folder))
+    assert read_serving(folder).labels == {"stable": 1}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.config import dump_config, load_config, with_versions
@@ -103,6 +103,7 @@ CONFIGS = st.builds(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
 @given(config=CONFIGS)
 def test_toml_there_and_back(config: Config) -> None:
     assert decode(Config, tomllib.loads(dump_config(config))) == config

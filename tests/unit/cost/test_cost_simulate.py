@@ -3,80 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from simulated import (
     ServerTask,
-    simulate_pipeline,
     simulate_servers,
     simulate_stragglers,
-    stage_order,
 )
 
 from paceline.cost.compute import expected_maximum, update_curve
 from paceline.cost.exchanges import ExchangeCost
 from paceline.cost.model import LayerCost, model_cost
-from paceline.cost.pipeline import bubble_part, pipeline_seconds
 from paceline.cost.step import TeamMember, step_cost
 from paceline.cost.transfer import Wire
 from paceline.errors import ConfigError
-
-
-@given(
-    st.integers(1, 8),
-    st.integers(1, 16),
-    st.sampled_from(["gpipe", "1f1b"]),
-    st.floats(0.1, 2),
-    st.floats(0.1, 2),
-)
-@settings(max_examples=60, deadline=None)
-def test_equal_stages_take_what_the_formula_says(
-    stages: int, micro: int, schedule: str, forward: float, backward: float
-) -> None:
-    run = simulate_pipeline(
-        [forward] * stages, [backward] * stages, micro_batches=micro, schedule=schedule
-    )  # type: ignore[arg-type]
-    assert run.seconds == pytest.approx(pipeline_seconds(forward + backward, stages, micro))
-    assert run.bubble == pytest.approx(bubble_part(stages, micro), abs=1e-9)
-
-
-@given(
-    st.lists(st.tuples(st.floats(0.1, 2), st.floats(0.1, 2)), min_size=1, max_size=6),
-    st.integers(1, 12),
-    st.sampled_from(["gpipe", "1f1b"]),
-)
-@settings(max_examples=60, deadline=None)
-def test_unequal_stages_take_no_more_than_the_slowest_everywhere(
-    stages: list[tuple[float, float]], micro: int, schedule: str
-) -> None:
-    forward, backward = [f for f, _ in stages], [b for _, b in stages]
-    run = simulate_pipeline(forward, backward, micro_batches=micro, schedule=schedule)  # type: ignore[arg-type]
-    bound = pipeline_seconds(max(forward) + max(backward), len(stages), micro)
-    assert run.seconds <= bound * (1 + 1e-9)
-    assert run.seconds >= micro * max(f + b for f, b in stages) * (1 - 1e-9)
-
-
-def test_1f1b_holds_fewer_activations() -> None:
-    gpipe = simulate_pipeline([1.0] * 4, [2.0] * 4, micro_batches=16)
-    other = simulate_pipeline([1.0] * 4, [2.0] * 4, micro_batches=16, schedule="1f1b")
-    assert gpipe.kept == (16, 16, 16, 16)
-    assert other.kept == (4, 3, 2, 1)
-    assert other.seconds == gpipe.seconds
-
-
-def test_transfers_delay_the_first_micro_batch() -> None:
-    run = simulate_pipeline([1.0, 1.0], [1.0, 1.0], micro_batches=1, transfer=[0.25])
-    assert run.seconds == 4.5
-    with pytest.raises(ConfigError, match="do not fit together"):
-        simulate_pipeline([1.0, 1.0], [1.0], micro_batches=1)
-
-
-def test_every_order_has_each_operation_once() -> None:
-    for stage in range(4):
-        order = stage_order("1f1b", stage, 4, 6)
-        assert sorted(order) == sorted(stage_order("gpipe", stage, 4, 6))
-        for micro in range(6):
-            assert order.index(("F", micro)) < order.index(("B", micro))
 
 
 @pytest.mark.parametrize(("workers", "servers"), [(1, 1), (4, 1), (8, 2), (4, 4)])
@@ -166,4 +104,3 @@ def test_thousands_of_nodes() -> None:
         asynchronous=True, deviation=0.1,
     )  # fmt: skip
     assert simulate_servers(servers).updates == 8192
-    assert simulate_pipeline([1.0] * 1000, [2.0] * 1000, micro_batches=8).seconds == 3 * 1007

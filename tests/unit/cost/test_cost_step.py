@@ -8,6 +8,7 @@ import math
 import pytest
 from cost_cases import (
     alexnet_like,
+    chains,
     exchanges,
     host,
     machines,
@@ -25,9 +26,14 @@ from paceline.cost.exchanges import ExchangeCost, agreement_bytes, agreement_sec
 from paceline.cost.memory import Footprint, spread_mb
 from paceline.cost.model import LayerCost, ModelCost, host_model, model_cost
 from paceline.cost.overlap import BucketCost, buckets, exposed_seconds, lane_end
-from paceline.cost.partition import activation_bytes, choose_modes, held_part
-from paceline.cost.pipeline import bubble_part, cut
-from paceline.cost.step import TeamMember, handling_seconds, optimizer_seconds, step_cost
+from paceline.cost.split import Division, best_split, step_bytes
+from paceline.cost.step import (
+    TeamMember,
+    handling_seconds,
+    held_part,
+    optimizer_seconds,
+    step_cost,
+)
 from paceline.cost.transfer import (
     Wire,
     allreduce_seconds,
@@ -36,9 +42,17 @@ from paceline.cost.transfer import (
     slowest_wire,
     wire,
 )
-from paceline.errors import ConfigError, StrategyError, UnsupportedError
+from paceline.errors import ConfigError, UnsupportedError
 from paceline.schema import NodePlan
-from paceline.schema.machines import AllReduceCurve, CurvePoint, Link, exactly
+from paceline.schema.machines import (
+    AllReduceCurve,
+    CurvePoint,
+    Layer,
+    LinearLayer,
+    Link,
+    WorkloadFacts,
+    exactly,
+)
 
 GIGABIT = Wire(latency=2e-4, bandwidth=125e6, both=125e6, message=0.0)
 
@@ -97,20 +111,6 @@ def test_terms_are_never_negative_and_what_is_exposed_was_communicated(
         assert cost.exposed <= cost.communication * (1 + 1e-9) + 1e-12
 
 
-@given(wires, models, st.integers(2, 64), st.integers(1, 500))
-@settings(max_examples=100, deadline=None)
-def test_a_chosen_partition_never_takes_longer_on_the_wire(
-    wire: Wire, model: ModelCost, nodes: int, batch: int
-) -> None:
-    free = dataclasses.replace(wire, latency=0.0, message=0.0)
-    modes = choose_modes(model, free, nodes, batch)
-    moved = activation_bytes(model, modes, nodes, batch) + agreement_bytes(
-        ExchangeCost(), sum(x.parameter_bytes for x, m in zip(model.layers, modes, strict=True)
-                        if m == "batch"), nodes,
-    )  # fmt: skip
-    assert moved <= agreement_bytes(ExchangeCost(), model.parameter_bytes, nodes) * (1 + 1e-9)
-
-
 @given(
     st.lists(st.tuples(st.floats(0, 1), st.floats(0, 10)), max_size=8),
     st.floats(0, 20),
@@ -158,17 +158,50 @@ def test_pushing_hides_under_backward_and_pulling_does_not() -> None:
 def test_alexnet_over_two_nodes_by_hand() -> None:
     """2 (N-1)/N of all weights against 10 MB of convolutions and the activations of 32."""
     model = alexnet_like()
-    modes = choose_modes(model, GIGABIT, 2, 32)
-    assert modes == ("batch", "column", "batch", "row", "batch")
+    division = Division(parts=(16, 16), shares=(1.0, 1.0))
+    split = best_split(chains(), division)
+    assert split is not None
+    assert split.layers == ("fc1", "fc2")
     # gather 36,864 before fc1 and scatter 16,384 after fc2, forward and backward, half each
-    assert activation_bytes(model, modes, 2, 32) == 32 * (36_864 + 16_384)
+    assert split.moved == 32 * (36_864 + 16_384)
+    assert split.changes == 2
     team = [member(update_curve([(16, 0.8), (32, 1.6)]), 2)]
     plain = step_cost(team, GIGABIT, model, ExchangeCost(), 32)
-    split = step_cost(team, GIGABIT, model, ExchangeCost(partition=modes), 32)
+    parted = step_cost(team, GIGABIT, model, ExchangeCost(split=split), 32)
     assert plain.bytes_sent == pytest.approx(228.05e6)
-    assert split.bytes_sent == pytest.approx(10.05e6 + 1.704e6, rel=1e-3)
-    assert split.seconds < plain.seconds
-    assert held_part(model, modes, 0.5) == pytest.approx((10.05 + 109) / 228.05)
+    # the bias of fc2, whose outputs are summed, is on both nodes
+    assert parted.bytes_sent == pytest.approx(10.05e6 + 1.704e6, rel=3e-3)
+    assert parted.seconds < plain.seconds
+    assert held_part(model, split) == pytest.approx((10.05 + 109) / 228.05, rel=1e-3)
+    assert held_part(model, None) == 1.0
+
+
+def test_what_is_split_is_priced_as_it_is_run() -> None:
+    """The bytes that a plan promises are those that the layers' own arithmetic gives."""
+    division = Division(parts=(16, 16), shares=(1.0, 1.0))
+    split = best_split(chains(), division)
+    assert split is not None
+    model = model_cost(
+        [LayerCost(name=each.name, parameter_bytes=4.0 * each.parameters) for each in chains()[0]]
+    )
+    team = [member(update_curve([(16, 0.8)]), 2)]
+    cost = step_cost(team, GIGABIT, model, ExchangeCost(split=split), 32)
+    assert cost.bytes_sent == pytest.approx(max(step_bytes(split.chains, division)))
+
+
+def test_batch_norm_adds_up_over_all_nodes() -> None:
+    """Sums and squares of 64 channels, forward and backward, before anything else can go on."""
+    plain = LayerCost(kind="BatchNorm2d", parameter_bytes=512.0)
+    team = [member(update_curve([(32, 1.0)]), 2)]
+    local = step_cost(team, GIGABIT, model_cost([plain]), ExchangeCost(), 64)
+    whole = model_cost([dataclasses.replace(plain, sum_bytes=512.0)])
+    cost = step_cost(team, GIGABIT, whole, ExchangeCost(), 64)
+    assert cost.exposed - local.exposed == pytest.approx(2 * allreduce_seconds(GIGABIT, 512, 2))
+    assert cost.bytes_sent - local.bytes_sent == 2 * 512
+    layers = (Layer(name="norm", kind="BatchNorm2d", parameter_bytes=512),)
+    measured = dataclasses.replace(host(), layers=layers)
+    assert host_model(measured, WorkloadFacts()).layers[0].sum_bytes == 512
+    assert host_model(measured, WorkloadFacts(local_batch_norm=True)).layers[0].sum_bytes == 0
 
 
 def test_exchanges_by_hand() -> None:
@@ -235,12 +268,15 @@ def test_waiting_for_the_slowest_and_for_data() -> None:
     noisy = step_cost([TeamMember(fast, 8, deviation=0.1)], GIGABIT, model, ExchangeCost(), 64)
     calm = step_cost([TeamMember(fast, 8)], GIGABIT, model, ExchangeCost(), 64)
     assert noisy.waiting > calm.waiting
-    split = model_cost([LayerCost(kind="Linear", parameter_bytes=4e6, input_bytes=8.0)])
     team = [TeamMember(fast, 8, deviation=0.1)]
-    whole = step_cost(team, GIGABIT, split, ExchangeCost(), 64)
-    parted = step_cost(team, GIGABIT, split, ExchangeCost(partition=("column",)), 64)
-    # one change of hands before it and none after: three times waited instead of once
-    assert parted.waiting == pytest.approx(math.sqrt(3) * whole.waiting)
+    layer = LinearLayer(name="fc", inputs=1000, outputs=1000)
+    division = Division(parts=(8,) * 8, shares=(1.0,) * 8)
+    split = best_split([(layer, layer)], division, split=frozenset({"fc"}))
+    assert split is not None
+    # twice before and after a layer, forward and backward, and once at the end
+    parted = step_cost(team, GIGABIT, model, ExchangeCost(split=split), 64)
+    whole = step_cost(team, GIGABIT, model, ExchangeCost(), 64)
+    assert parted.waiting == pytest.approx(math.sqrt(1 + 2 * split.changes) * whole.waiting)
     starved = step_cost([TeamMember(fast, 2, feed=8.0)], GIGABIT, model, ExchangeCost(), 64)
     assert starved.seconds == pytest.approx(4.0)
     assert starved.data == pytest.approx(4.0 - starved.compute - starved.exposed)
@@ -257,21 +293,6 @@ def test_asynchronous_workers_are_limited_by_the_servers_links() -> None:
     # the server takes one push per second, however many workers there are
     assert [c.images_per_second for c in one_each[1:]] == pytest.approx([1.0, 1.0], rel=0.05)
     assert [c.staleness for c in one_each] == [1, 29, 4095]
-
-
-def test_pipeline_over_nodes() -> None:
-    layers = [LayerCost(forward=1, backward=2, output_bytes=1000.0, parameter_bytes=8.0)] * 4
-    model = model_cost(layers)
-    stages = cut(model, [1.0, 1.0])
-    assert [(s.first, s.end) for s in stages] == [(0, 2), (2, 4)]
-    assert [(s.first, s.end) for s in cut(model, [3.0, 1.0])] == [(0, 3), (3, 4)]
-    endless = Wire(latency=0.0, bandwidth=math.inf, both=math.inf, message=0.0)
-    team = [member(update_curve([(64, 1.0)]), 2)]
-    cost = step_cost(team, endless, model, ExchangeCost(kind="pipeline", micro_batches=4), 64)
-    assert cost.compute == pytest.approx(0.5)
-    assert cost.bubble / cost.seconds == pytest.approx(bubble_part(2, 4))
-    with pytest.raises(StrategyError, match="at most 4 nodes"):
-        cut(model, [1.0] * 5)
 
 
 def test_a_wire_from_links_and_curves() -> None:
@@ -340,6 +361,11 @@ def test_memory_of_a_node_among_others() -> None:
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="at least 1"):
         ExchangeCost(kind="averaging", every=0)
-    with pytest.raises(UnsupportedError, match="needs allreduce"):
-        ExchangeCost(kind="ring", partition=("column",))
-    assert host_model(host()).backward_part == pytest.approx(alexnet_like().backward_part)
+    split = best_split(chains(), Division(parts=(16, 16), shares=(1.0, 1.0)))
+    with pytest.raises(UnsupportedError, match="sums gradients"):
+        ExchangeCost(kind="averaging", split=split)
+    with pytest.raises(UnsupportedError, match="is not one of"):
+        ExchangeCost(kind="pipeline")  # type: ignore[arg-type]
+    assert host_model(host(), WorkloadFacts()).backward_part == pytest.approx(
+        alexnet_like().backward_part
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gc
-import time
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -169,10 +169,18 @@ def test_all_to_all_of_uneven_parts_receives_first(size: int) -> None:
 
 @pytest.mark.parametrize("kind", ["ring", "reduce_broadcast"])
 def test_a_node_that_does_not_come_is_an_error_where_one_waits(kind: str) -> None:
+    over = threading.Event()
+
     def work(network: Network) -> str:
         if network.rank == 1:
-            time.sleep(1.5)  # longer than the deadline of the others
+            assert over.wait(300)  # it is there, and does not come
             return ""
+        try:
+            return waits(network)
+        finally:
+            over.set()
+
+    def waits(network: Network) -> str:
         network.place = "update 7"
         settings = ExchangeSettings(kind=kind)  # type: ignore[arg-type]
         built: Any = exchange.build(kind, ExchangeSetting(network=network, options=settings))
@@ -184,7 +192,7 @@ def test_a_node_that_does_not_come_is_an_error_where_one_waits(kind: str) -> Non
         built.close()
         return str(caught.value)
 
-    message = together(2, work, seconds=0.7)[0]
+    message = together(2, work, seconds=3.0)[0]
     gc.collect()  # the errors' frames hold the groups, and those their sockets
     assert "rank 0 on host-0" in message
     assert "host-1 of update 7" in message

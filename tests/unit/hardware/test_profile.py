@@ -1,9 +1,8 @@
-"""The profile of layers, on layers that sleep a known time and on ones of known size."""
+"""The profile of layers, on layers that take a known time and on ones of known size."""
 
 from __future__ import annotations
 
 import itertools
-import time
 from typing import Any
 
 import pytest
@@ -13,38 +12,40 @@ from torch import nn
 from paceline.hardware.profile import batch_sizes, figure, profile_layers
 
 
-class _Sleep(torch.autograd.Function):
+class _Takes(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, forward: float, backward: float) -> torch.Tensor:
-        ctx.backward_seconds = backward
-        time.sleep(forward)
+    def forward(
+        ctx: Any, x: torch.Tensor, clock: list[float], forward: float, backward: float
+    ) -> torch.Tensor:
+        ctx.clock, ctx.backward_seconds = clock, backward
+        clock[0] += forward
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        time.sleep(ctx.backward_seconds)
-        return gradients[0], None, None
+        ctx.clock[0] += ctx.backward_seconds
+        return gradients[0], None, None, None
 
 
-class Sleeper(nn.Module):
-    def __init__(self, forward: float, backward: float) -> None:
+class Taking(nn.Module):
+    """A layer that takes a known time of a clock that only such layers move."""
+
+    def __init__(self, clock: list[float], forward: float, backward: float) -> None:
         super().__init__()
-        self.seconds = forward, backward
+        self.given = clock, forward, backward
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = _Sleep.apply(x, *self.seconds)
+        result: torch.Tensor = _Takes.apply(x, *self.given)
         return result
 
 
-def test_layers_that_sleep_take_at_least_that() -> None:
-    model = nn.Sequential(Sleeper(0.02, 0.04), nn.ReLU(inplace=True), Sleeper(0.04, 0.01))
-    first, between, last = profile_layers(model, torch.ones(4, 3), rounds=3)
-    assert first.forward.low >= 0.02
-    assert first.backward.low >= 0.04
-    assert last.forward.low >= 0.04
-    assert last.backward.low >= 0.01
-    assert between.forward.low < 0.02  # of the fastest rounds: it does not sleep
-    assert 1 <= first.forward.samples <= 3  # fewer on a machine that is busy
+def test_every_layer_has_its_own_time() -> None:
+    clock = [0.0]
+    model = nn.Sequential(Taking(clock, 2, 4), nn.ReLU(inplace=True), Taking(clock, 4, 1))
+    layers = profile_layers(model, torch.ones(4, 3), rounds=3, clock=lambda: clock[0])
+    times = [(layer.forward.median, layer.backward.median) for layer in layers]
+    assert times == [(2.0, 4.0), (0.0, 0.0), (4.0, 1.0)]
+    assert all(layer.forward.low == layer.forward.high for layer in layers)
 
 
 def test_sizes_and_names() -> None:

@@ -18,7 +18,7 @@ from paceline.secure.sealing import Sealing
 
 
 def knock(control: Control, data: bytes = b"") -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", control.port), timeout=20)
+    connection = socket.create_connection(("127.0.0.1", control.port), timeout=300)
     with contextlib.suppress(OSError):
         connection.sendall(data)
     return connection

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from torch import nn
 
 from paceline import models
 from paceline.errors import StrategyError
+from paceline.local import cut_measure
 from paceline.local.cut_graph import ModelGraph, trace
 from paceline.local.cut_measure import Room, balanced_cuts, operation_times
 from paceline.local.cutting import choose_cuts, cut_points, micro_batch_count
@@ -200,25 +200,38 @@ def test_stages_in_a_row_are_the_model_and_share_its_weights(cnn: ModelGraph) ->
     assert sorted(owned) == sorted(id(p) for p in cnn.module.parameters())
 
 
-class Sleeping(nn.Module):
-    def __init__(self, seconds: float) -> None:
+class Taking(nn.Module):
+    """A layer that takes a known time of a clock that only such layers move."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
         super().__init__()
+        self.clock = clock
         self.seconds = seconds
         self.scale = nn.Parameter(torch.ones(1))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        time.sleep(self.seconds)
+        self.clock.now += self.seconds
         if float(inputs.detach().sum()) > 1e30:  # keeps the layer whole: no tracer follows this
             return inputs
         return inputs * self.scale
 
 
-def test_cut_balances_layers_that_sleep_a_known_time() -> None:
-    model = nn.Sequential(*(Sleeping(seconds) for seconds in (0.03, 0.03, 0.06, 0.06, 0.06)))
+class Clock:
+    """Stands in for the module `time`."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+def test_cut_balances_layers_that_take_a_known_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, seconds = Clock(), (0.25, 0.25, 0.5, 0.5, 0.5)
+    monkeypatch.setattr(cut_measure, "time", clock)
+    model = nn.Sequential(*(Taking(clock, each) for each in seconds))
     sample = torch.ones(2, 3)
     graph = trace(model, sample, stages=2)
-    times = operation_times(graph, sample)
-    assert all(t >= s for t, s in zip(times, (0.03, 0.03, 0.06, 0.06, 0.06), strict=True))
+    assert operation_times(graph, sample) == list(seconds)
     cuts = balanced_cuts(graph, sample, 2, Room())
     assert [graph.name_at(cut) for cut in cuts] == ["3"]
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -30,7 +30,7 @@ FEATURES = 40_000
 def train(folder: Path, kind: str, rank: int, store: Any) -> tuple[RankSession, Traffic]:
     """Three updates of one node as the loop does them; what was recorded, and its sum."""
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._timeout = datetime.timedelta(seconds=20)
+    options._timeout = datetime.timedelta(seconds=300)
     options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
     network = Network(dist.ProcessGroupGloo(store, rank, 2, options), ["a", "b"], backend="gloo")
     context = RankContext(rank=rank, world_size=2, node=rank, nodes=2)

@@ -29,7 +29,7 @@ def test_everything_that_was_told_is_read_back(tmp_path: Path) -> None:
     with FileRecorder(tmp_path / "rank-0", make_start(began=before - 5.0)) as recorder:
         recorder.ready()
         with recorder.span("compute", update=0):
-            time.sleep(0.01)
+            inside = recorder.now()
         recorder.update = 7
         with recorder.span("optimizer", detail='a "quoted" one'):
             pass
@@ -43,10 +43,10 @@ def test_everything_that_was_told_is_read_back(tmp_path: Path) -> None:
     start_up, compute, optimizer, exchange, wait = session.spans
     assert start_up.name == "start_up"
     assert start_up.start == pytest.approx(before - 5.0, abs=1e-4)
-    assert start_up.seconds >= 5.0
     assert compute.update == 0
-    assert compute.seconds >= 0.01
-    assert compute.start < optimizer.start
+    moments = [start_up.end, compute.start, inside, compute.end, optimizer.start]
+    # Sorted but for what writing them down rounds away.
+    assert moments == pytest.approx(sorted(moments), abs=1e-4)
     assert (optimizer.update, optimizer.detail) == (7, 'a "quoted" one')
     assert (exchange.bytes_sent, exchange.messages, exchange.hidden_seconds) == (100, 2, 0.125)
     assert (wait.waited_for, wait.detail, wait.update) == ((2, 3), "gradients", 7)

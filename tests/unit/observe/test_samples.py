@@ -8,10 +8,12 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
 
+from paceline.observe import samples
 from paceline.observe.samples import (
     ResourceSampler,
     make_sampler,
@@ -23,24 +25,15 @@ from paceline.observe.samples import (
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
 
 
-def burn(seconds: float) -> None:
-    """Use a core for that much core time."""
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        pass
-
-
-def test_a_busy_process_is_seen_as_one_core_and_a_sleeping_one_as_none() -> None:
+def test_cpu_is_what_the_process_used_over_what_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = types.SimpleNamespace(perf_counter=lambda: 10.0, process_time=lambda: 1.0)
+    monkeypatch.setattr(samples, "time", clock)
     sampler = ResourceSampler()
-    start = time.perf_counter()
-    burn(0.3)
-    busy = sampler(1.0)
-    elapsed = time.perf_counter() - start
-    # What the process used is known exactly; how long it took is the machine's affair.
-    assert busy.cpu * elapsed == pytest.approx(0.3, rel=0.5)
-    assert busy.busy > 0
-    time.sleep(0.3)
-    assert sampler(2.0).cpu < 0.5
+    clock.perf_counter, clock.process_time = (lambda: 10.5), (lambda: 1.75)
+    assert sampler(1.0).cpu == 1.5  # a core and a half were busy
+    clock.perf_counter = lambda: 12.5
+    assert sampler(2.0).cpu == 0.0  # it slept
+    assert sampler(2.0).cpu == 0.0  # no time passed at all
 
 
 def test_parts_of_the_machine_sum_to_one() -> None:

@@ -37,7 +37,7 @@ def test_where_all_pay() -> None:
 
 def test_memory_ends_it() -> None:
     text = advise(case(lambda n: 0.9 * n if n < 4 else None), worth=1.1)
-    assert "stops at 3 machines: with 4 nothing exact fits" in text[1]
+    assert "stops at 3 machines: with 4 nothing fits" in text[1]
     assert advise(case(lambda n: None), worth=1.1)[0].startswith("not possible")
 
 

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
 from paceline.plan import asked_node, asked_plan, refuse_options_without_strategy
-from paceline.plan.candidates import candidate, describe, structures, variants
-from paceline.plan.local import OPTIONS
+from paceline.plan.candidates import candidate, structures, variants
 from paceline.schema import Config, LocalSettings, NodePlan, Numerics, WorkloadSettings
-from paceline.schema.config import STRATEGIES
+from paceline.schema.strategies import describe
 
 
 @given(
@@ -108,10 +107,6 @@ def test_names_say_what_differs() -> None:
 )
 def test_what_a_name_means_on_eight_cores(settings: dict[str, object], expected: NodePlan) -> None:
     assert asked_node(LocalSettings(**settings), 8) == expected  # type: ignore[arg-type]
-
-
-def test_every_strategy_has_its_options_listed() -> None:
-    assert set(OPTIONS) == {"auto", *STRATEGIES}
 
 
 @pytest.mark.parametrize(

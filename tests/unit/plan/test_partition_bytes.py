@@ -10,7 +10,6 @@ from paceline.config import load_config
 from paceline.cost.split import (
     Chain,
     Division,
-    LinearLayer,
     Placed,
     activation_bytes,
     allreduced,
@@ -22,6 +21,7 @@ from paceline.cost.split import (
 from paceline.errors import ConfigError
 from paceline.plan.partition import PartitionChoice, choose_partition, obstacle, with_partition
 from paceline.schema import ExchangeSettings, NodePlan, Plan
+from paceline.schema.machines import LinearLayer
 from paceline.workflow.partitioning import partitioned
 
 CONVOLUTIONS = 2_469_696

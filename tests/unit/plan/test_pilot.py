@@ -198,6 +198,17 @@ def test_it_begins_with_what_past_trainings_found() -> None:
     assert set(machine.names) == {LAYOUT}
 
 
+def test_what_was_tried_and_is_no_option_any_more_is_not_gone_on_with() -> None:
+    """A node of it was lost while the others were timed once more beside it."""
+    machine = Machine({PLAIN: 0.1, LAYOUT: 0.1}, updates=10_000, noise=0.05)
+    machine.known = dataclasses.replace(machine.known, options=OPTIONS[:2])
+    while not (machine.known.legs and machine.known.legs[-1].role == "check"):
+        machine.make(next_leg(machine.known))
+    assert machine.known.legs[-2].name == LAYOUT
+    machine.known = dataclasses.replace(machine.known, options=OPTIONS[:1])
+    assert next_leg(machine.known).name == PLAIN
+
+
 def test_one_that_needs_ranks_is_not_begun_with_before_they_stand_by() -> None:
     assert next_leg(Knowledge(options=OPTIONS, updates=10, start=SPLIT)).name == PLAIN
     assert next_leg(Knowledge(options=OPTIONS, updates=10, start=SPLIT, ready=2)).name == SPLIT
@@ -251,3 +262,16 @@ def test_a_comparison_takes_the_noise_from_its_legs() -> None:
     assert found.is_faster
     assert not found.is_obvious
     assert compare(legs, SPLIT, PLAIN) is None
+
+
+def test_few_long_updates_leave_room_for_a_trial() -> None:
+    """Four minutes of ResNet-18: building is a small part of what the first leg was set up with."""
+    speed = {PLAIN: 3.8, LAYOUT: 3.2, SPLIT: 3.9, BOTH: 3.4}
+    machine = Machine(speed, updates=64, setup=5.0, built_seconds=2.0, rank_seconds=6.0).run()
+    # The first leg needs no second one to be held against: its updates are long.
+    assert [leg.role for leg in machine.known.legs[:2]] == ["first", "trial"]
+    assert machine.names[1] == machine.names[-1] == LAYOUT
+    assert spent(machine.known) <= 0.05 * machine.known.elapsed
+    # Where all of it was building, a proof on a copy would cost more than it may.
+    slow = Machine(speed, updates=64, setup=5.0, rank_seconds=6.0).run()
+    assert set(slow.names) == {PLAIN}

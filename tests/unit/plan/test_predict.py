@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
-from cost_cases import host
+from cost_cases import chains, host
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,9 +13,10 @@ from paceline.cost.transfer import described_link
 from paceline.errors import ConfigError
 from paceline.plan.answer import Prediction, Question
 from paceline.plan.predict import predict, rate_text
-from paceline.schema import encode
+from paceline.schema import ExchangeSettings, encode
 from paceline.schema.machines import WorkloadFacts, exactly
 
+USUAL = ExchangeSettings()
 FACTS = WorkloadFacts(name="test", batch_size=128, samples=12_800, epochs=2)
 
 
@@ -25,10 +28,13 @@ def ask(
     parameters: float = 0.01,
     mix: tuple[float, ...] = (1.0,),
     price: float | None = None,
+    exchange: ExchangeSettings = USUAL,
+    split: bool = False,
 ) -> Prediction:
-    question = Question(
-        nodes=nodes, link=described_link(megabits * 1e6, 2e-4), mix=mix, price=price
-    )
+    link = described_link(megabits * 1e6, 2e-4)
+    question = Question(nodes=nodes, link=link, mix=mix, price=price, exchange=exchange)
+    if split:
+        facts = dataclasses.replace(facts, chains=chains(parameters))
     return predict(host(spread=0.06, parameters=parameters), facts, question)
 
 
@@ -52,9 +58,16 @@ def test_every_row_adds_up() -> None:
         assert row.speedup_low <= row.speedup <= row.speedup_high
         assert row.images_per_second == pytest.approx(row.batch / row.step_seconds)
         assert row.efficiency <= 1.01
-    names = {row.exchange for row in ask((2,)).rows}
-    assert {"allreduce", "ring", "reduce_broadcast", "averaging every 16", "pipeline"} < names
-    assert {"parameter_server sync x1", "parameter_server async x1"} < names
+
+
+def test_rows_are_what_a_training_may_choose() -> None:
+    names = {row.exchange for row in ask((2,), parameters=1.0, split=True).rows}
+    assert names == {"allreduce", "ring", "reduce_broadcast", "allreduce, split layers"}
+    asked = ExchangeSettings(kind="parameter_server", mode="async")
+    found = ask((1, 3), exchange=asked)
+    assert [row.exchange for row in found.rows] == ["alone", "parameter_server async x1"]
+    assert not found.rows[1].exact
+    assert any("parameter_server was asked for" in note for note in found.notes)
 
 
 def test_the_three_verdicts() -> None:

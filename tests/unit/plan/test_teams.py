@@ -6,14 +6,19 @@ import dataclasses
 
 import pytest
 
+from paceline.cost.exchanges import ExchangeCost
+from paceline.cost.model import LayerCost, model_cost
+from paceline.cost.transfer import Wire
 from paceline.plan.pilot import Knowledge, expected, next_leg
 from paceline.plan.teams import (
     TeamKnowledge,
     Way,
+    at_speed,
     labels,
     members_of,
     options_over,
     plan_of_way,
+    rate_between,
     seconds_of_way,
     setup_of_way,
     team_name,
@@ -22,15 +27,28 @@ from paceline.plan.teams import (
 )
 from paceline.schema import Config, ExchangeSettings, NodePlan, Numerics, Plan
 from paceline.schema.legs import Leg
+from paceline.schema.machines import LinearLayer
 from paceline.training.shares import fairer_shares
 
 ABC = Plan(nodes=tuple(NodePlan(host=name) for name in "abc"), batch_size=300)
-SEEN = TeamKnowledge(speeds=(100.0, 100.0, 100.0), wire=1e6, weights=1e6, state=3e6, setup=0.5)
+FC = LinearLayer(name="fc", inputs=500, outputs=500, bias=False)
+MODEL = model_cost([LayerCost(name="fc", parameter_bytes=1e6)])
 
 
-def names(config: Config, everyone: Plan = ABC, **changes: object) -> list[str]:
-    seen = dataclasses.replace(SEEN, **changes)  # type: ignore[arg-type]
-    return [o.name for o, _, _ in options_over(config, everyone, seen, images=False, split={})]
+def wire(rate: float) -> Wire:
+    return Wire(latency=0.0, bandwidth=rate, both=rate, message=0.0)
+
+
+SEEN = TeamKnowledge(
+    nodes=(at_speed(100.0),) * 3, wire=wire(1e6), model=MODEL, batch=300, state=3e6, setup=0.5
+)
+
+
+def names(config: Config, everyone: Plan = ABC, speeds: tuple[float, ...] = ()) -> list[str]:
+    seen = SEEN
+    if speeds:
+        seen = dataclasses.replace(SEEN, nodes=tuple(map(at_speed, speeds)))
+    return [o.name for o, _, _ in options_over(config, everyone, seen, images=False)]
 
 
 def test_the_simplest_is_the_first_node_alone() -> None:
@@ -67,32 +85,48 @@ def test_of_many_nodes_few_teams_are_considered() -> None:
 
 
 def test_split_layers_are_a_way_of_the_teams_that_have_them() -> None:
-    found = [way.name for way in ways(Config(), ABC, SEEN.speeds, splittable=[(0, 1, 2)])]
-    assert "a, b and c, split layers" in found
-    assert "a and b, split layers" not in found
+    seen = dataclasses.replace(SEEN, chains=((FC,),), batch=30)
+    found = {way.name: way for way in ways(Config(), ABC, seen)}
+    assert found["a, b and c, split layers"].layers == ("fc",)
     by_hand = Config(exchange=ExchangeSettings(partition="manual", layers=("fc",)))
-    only = [way.name for way in ways(by_hand, ABC, SEEN.speeds, splittable=[(0, 1, 2)])]
-    assert only == ["a alone", "a, b and c, split layers"]
+    only = [way.name for way in ways(by_hand, ABC, seen)]
+    assert only == ["a alone", "a and b, split layers", "a, b and c, split layers"]
+    # One that has a feature for two nodes, not for three.
+    narrow = dataclasses.replace(FC, outputs=2, inputs=2)
+    seen = dataclasses.replace(seen, chains=((narrow,),))
+    assert [way.name for way in ways(by_hand, ABC, seen)] == ["a alone", "a and b, split layers"]
 
 
 def test_seconds_are_computing_and_what_it_does_not_hide() -> None:
+    layers = [LayerCost(name=name, parameter_bytes=5e5, forward=1, backward=2) for name in "xy"]
+    seen = dataclasses.replace(SEEN, model=model_cost(layers))
     alone, all_three = Way(members=(0,)), Way(members=(0, 1, 2))
-    assert seconds_of_way(alone, SEEN, 300, {}) == pytest.approx(3.0)
-    # 4/3 MB at 1 MB/s, of which 0.6 of one second is hidden.
-    assert seconds_of_way(all_three, SEEN, 300, {}) == pytest.approx(1 + 4 / 3 - 0.6)
-    fast = dataclasses.replace(SEEN, wire=1e9)
-    assert seconds_of_way(all_three, fast, 300, {}) == pytest.approx(1.0)
-    split = Way(members=(0, 1, 2), split=True)
-    assert seconds_of_way(split, SEEN, 300, {(0, 1, 2): 1e5}) == pytest.approx(1.0)
-    # The proof's updates, and three megabytes of state at one per second.
-    assert setup_of_way(all_three, fast, 300, {}) == pytest.approx(1 + 3 * 1.0, abs=0.01)
-    assert setup_of_way(alone, SEEN, 300, {}) == 0.5
+    assert seconds_of_way(alone, seen) == pytest.approx(3.0)
+    # Both layers fit into one bucket, which leaves at the end: 4/3 MB at 1 MB/s.
+    assert seconds_of_way(all_three, seen) == pytest.approx(1 + 4 / 3)
+    # Twice as large they leave one by one: the first beside the backward pass of the second.
+    large = [dataclasses.replace(each, parameter_bytes=2e6) for each in layers]
+    seen = dataclasses.replace(seen, model=model_cost(large))
+    assert seconds_of_way(all_three, seen) == pytest.approx(1 + 2 * 8 / 3 - 1 / 3)
+    fast = dataclasses.replace(seen, wire=wire(1e12))
+    assert seconds_of_way(all_three, fast) == pytest.approx(1.0, rel=1e-4)
+    # The proof's updates, and three megabytes of state.
+    assert setup_of_way(all_three, fast) == pytest.approx(1 + 3 * 1.0, rel=1e-3)
+    assert setup_of_way(alone, seen) == 0.5
 
 
-def decide(wire: float, updates: int = 2000) -> str:
+def test_what_a_leg_took_tells_what_the_network_carries() -> None:
+    all_three = Way(members=(0, 1, 2))
+    for rate in (1e5, 1e6, 1e7):
+        there = dataclasses.replace(SEEN, wire=wire(rate))
+        took = seconds_of_way(all_three, there)
+        assert rate_between(all_three, SEEN, took) == pytest.approx(rate, rel=0.02)
+
+
+def decide(rate: float, updates: int = 2000) -> str:
     """What is tried after a first leg alone, over this network."""
-    seen = dataclasses.replace(SEEN, wire=wire)
-    options = [o for o, _, _ in options_over(Config(), ABC, seen, images=False, split={})]
+    seen = dataclasses.replace(SEEN, wire=wire(rate))
+    options = [o for o, _, _ in options_over(Config(), ABC, seen, images=False)]
     timed = {"update_seconds": 3.0, "error": 0.0, "best": "a alone", "plan": ABC}
     legs = (
         Leg(name="a alone", first=0, updates=4, role="first", seconds=12.0, **timed),
@@ -103,27 +137,44 @@ def decide(wire: float, updates: int = 2000) -> str:
 
 
 def test_the_pilot_tries_all_hosts_where_the_network_carries_it() -> None:
-    assert decide(wire=1e7) == "a, b and c"
+    assert decide(rate=1e7) == "a, b and c"
 
 
 def test_the_pilot_leaves_hosts_out_where_the_network_would_make_them_slower() -> None:
-    assert decide(wire=1e5) == "a alone"
+    assert decide(rate=1e5) == "a alone"
 
 
 def test_a_short_training_stays_where_it_began() -> None:
-    assert decide(wire=1e7, updates=12) == "a alone"
+    assert decide(rate=1e7, updates=12) == "a alone"
 
 
 def test_what_was_timed_replaces_what_was_expected() -> None:
-    seen = dataclasses.replace(SEEN, wire=1e9, measured={"a, b and c": 6.0})
-    options = [o for o, _, _ in options_over(Config(), ABC, seen, images=False, split={})]
+    seen = dataclasses.replace(SEEN, wire=wire(1e9), measured={"a, b and c": 6.0})
+    options = [o for o, _, _ in options_over(Config(), ABC, seen, images=False)]
     known = Knowledge(options=options, updates=100)
     slow = next(option for option in options if option.name == "a, b and c")
     assert expected(known, slow, "a alone") == pytest.approx(2.0)
 
 
+def test_what_one_way_took_longer_than_its_price_the_others_will_too() -> None:
+    """Exchanges of the same price are not worth a trial because the tried one was dearer."""
+    plain = options_over(Config(), ABC, SEEN, images=False)
+    price = next(
+        option.factors["a, b and c"] for option, _, _ in plain if option.name == "a, b and c"
+    )
+    seen = dataclasses.replace(SEEN, measured={"a, b and c": 1.5 * price})
+    found = {
+        option.name: option.factors
+        for option, _, _ in options_over(Config(), ABC, seen, images=False)
+    }
+    before = {option.name: option.factors for option, _, _ in plain}
+    ring, other = "a, b and c, ring", "a and b, ring"
+    assert found[ring][ring] == pytest.approx(1.5 * before[ring][ring])
+    assert found[other] == before[other]  # of other nodes it says nothing
+
+
 def test_the_plan_of_a_way_has_its_nodes_and_shares_by_speed() -> None:
-    way = Way(members=(0, 2), exchange="ring")
+    way = Way(members=(0, 2), exchange=ExchangeCost(kind="ring"))
     plan = plan_of_way(ABC, way, ("fp32", "contiguous"), speeds=[1.0, 5.0, 3.0])
     assert [(node.host, node.share) for node in plan.nodes] == [("a", 1 / 3), ("c", 1.0)]
     assert (plan.exchange, plan.batch_size) == ("ring", 300)

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from paceline.serve.batcher import Batcher, QueueFullError, TooLateError
-from paceline.serve.loader import Servable, Setup, load
+from paceline.serve.loader import Servable, load
+from paceline.serve.setup import Setup, buffered
 
 
 @pytest.fixture
@@ -133,3 +134,103 @@ def test_an_error_of_the_model_reaches_who_asked(
         await batcher.drain()
 
     run(work())
+
+
+def test_what_waits_is_divided_among_the_workers(
+    held: tuple[Servable, threading.Event, list[int]],
+) -> None:
+    servable, go, sizes = held
+    pool = ThreadPoolExecutor(2)
+    # A batch of eight takes 8 s by this, longer than a part of one waits.
+    setup = Setup(workers=2, threads=1, batch=16, samples_per_second=2.0)
+    divided = dataclasses.replace(servable, pool=pool, setup=setup)
+
+    async def work() -> None:
+        batcher = Batcher(divided, queue=100, wait=0.001)
+        end = asyncio.get_running_loop().time() + 300
+        asked = [asyncio.create_task(batcher.submit(inputs(n), end)) for n in range(16)]
+        while batcher.queued:
+            await asyncio.sleep(0.001)
+        go.set()
+        assert [(await one).tolist() for one in asked] == [[[n + 1]] for n in range(16)]
+
+    run(work())
+    pool.shutdown()
+    assert sizes == [8, 8]
+
+
+def test_small_batches_are_not_divided(
+    held: tuple[Servable, threading.Event, list[int]],
+) -> None:
+    servable, go, sizes = held
+    go.set()
+    pool = ThreadPoolExecutor(2)
+    setup = Setup(workers=2, threads=1, batch=16, samples_per_second=1e6)
+    quick = dataclasses.replace(servable, pool=pool, setup=setup)
+
+    async def work() -> None:
+        batcher = Batcher(quick, queue=100, wait=0.001)
+        end = asyncio.get_running_loop().time() + 300
+        await asyncio.gather(*(batcher.submit(inputs(n), end) for n in range(16)))
+
+    run(work())
+    pool.shutdown()
+    assert sizes == [16]
+
+
+def test_a_lone_request_has_all_cores(
+    held: tuple[Servable, threading.Event, list[int]],
+) -> None:
+    servable, go, sizes = held
+    alone = ThreadPoolExecutor(1)
+    wide = dataclasses.replace(servable, alone=(lambda values: values - 1, alone))
+
+    async def work() -> None:
+        batcher = Batcher(wide, queue=100, wait=0.001)
+        end = asyncio.get_running_loop().time() + 300
+        batcher.requests = 1
+        assert (await batcher.submit(inputs(1), end)).tolist() == [[0]]
+        go.set()
+        batcher.requests = 2  # another one is still read
+        assert (await batcher.submit(inputs(1), end)).tolist() == [[2]]
+
+    run(work())
+    alone.shutdown()
+    assert sizes == [1]
+
+
+def test_a_deadline_ends_a_request_that_is_computed(
+    held: tuple[Servable, threading.Event, list[int]],
+) -> None:
+    servable, go, _ = held
+
+    async def work() -> None:
+        batcher = Batcher(servable, queue=100, wait=0.001)
+        soon = asyncio.get_running_loop().time() + 0.05
+        with pytest.raises(TooLateError):
+            await batcher.submit(inputs(*range(9)), soon)
+        go.set()
+        await batcher.drain()
+
+    run(work())
+
+
+def test_answers_are_not_overwritten_by_the_next_batch() -> None:
+    compute = buffered(lambda values: values, 4)
+    first = compute([inputs(1), inputs(2)])
+    second = compute([inputs(3), inputs(4)])
+    assert first.tolist() == [[1], [2]]
+    assert second.tolist() == [[3], [4]]
+
+
+def test_numbers_behind_a_head_are_aligned_before_they_are_computed() -> None:
+    odd = np.frombuffer(b"x" + inputs(5).tobytes(), np.float32, offset=1).reshape(1, 1)
+    assert not odd.flags.aligned
+    seen: list[bool] = []
+
+    def run(values: np.ndarray) -> np.ndarray:
+        seen.append(values.flags.aligned)
+        return values + 1
+
+    assert buffered(run, 4)([odd]).tolist() == [[6]]
+    assert seen == [True]

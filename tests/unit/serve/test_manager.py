@@ -102,6 +102,9 @@ def test_a_broken_newest_version_is_not_in_the_way_of_a_start(models: Path) -> N
         await settled(manager, ModelSource([models]))
         assert states(manager) == {1: "AVAILABLE"}
         assert manager.is_ready
+        with pytest.raises(NotServedError, match="checksum differs") as refused:
+            manager.find("digits", 2)
+        assert not refused.value.known  # it will not answer later, as it is
         await manager.close()
 
     run(work())

@@ -196,7 +196,8 @@ def test_too_many_samples_are_refused(served: Served) -> None:
     assert (status, json.loads(text)["error"].split()[:2]) == (413, ["2000", "samples:"])
 
 
-def test_metrics_description_and_page(served: Served) -> None:
+def test_metrics_description_and_page(served: Served, samples: np.ndarray) -> None:
+    served.json("/v1/models/digits:predict", {"instances": samples[:1].tolist()})
     text = served.ask("/metrics")[1].decode()
     assert 'paceline_requests_total{model="digits",version="1",code="200"}' in text
     assert 'paceline_version_available{model="digits",version="1"} 1' in text

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from paceline.schema.signature import Signature
 from paceline.schema.version import Compared, Origin, Version
-from paceline.serve.loader import prepare
+from paceline.serve.loader import Servable, prepare
+from paceline.serve.setup import Run
 
 ABOUT = Version(
     kind="onnx",
@@ -30,7 +32,7 @@ ABOUT = Version(
     [
         (0.0, 0.06, 1),  # a batch of 4 takes long and gains nothing
         (0.1, 0.002, 64),  # a batch takes long whatever its size, as one of many weights does
-        (0.0, 0.0005, 64),  # short: nothing is lost
+        (0.001, 0.0, 64),  # short: nothing is lost
         (0.3, 0.0, 1),  # the next would take too long to try
     ],
 )
@@ -42,3 +44,30 @@ def test_batches_are_as_large_as_they_gain(once: float, each: float, batch: int)
     servable = prepare(ABOUT, lambda threads: (run, lambda: None), 0)
     servable.close()
     assert servable.setup.batch == batch
+
+
+def test_a_batch_per_core_goes_before_one_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Level in samples per second; the second session is kept if it answers one much sooner."""
+    monkeypatch.setattr("paceline.serve.loader.usable_cores", lambda: 4)
+
+    def prepared(one_thread: float, all_threads: float) -> Servable:
+        def maker(threads: int) -> tuple[Run, Callable[[], None]]:
+            seconds = one_thread if threads == 1 else all_threads
+
+            def run(inputs: np.ndarray) -> np.ndarray:
+                time.sleep(seconds)
+                return inputs
+
+            return run, lambda: None
+
+        servable = prepare(ABOUT, maker, 100, 1)
+        servable.close()
+        return servable
+
+    kept = prepared(0.1, 0.04)
+    assert (kept.setup.workers, kept.setup.threads, kept.size) == (4, 1, 200)
+    assert kept.alone is not None
+    single = prepared(0.04, 0.04)
+    assert (single.setup.workers, single.alone, single.size) == (4, None, 100)
+    wide = prepared(0.4, 0.02)
+    assert (wide.setup.workers, wide.setup.threads, wide.alone) == (1, 4, None)

@@ -22,7 +22,7 @@ from paceline.data import DataRequest, open_dataset
 from paceline.errors import DataError, ModelError, RunDirectoryError
 from paceline.schema.checkpoint import digest_of, read_state
 from paceline.serve.inputs import Preparer, read_inputs
-from paceline.serve.trained import evaluate_run, open_trained
+from paceline.serve.trained import evaluate_run, open_trained, predict_any
 
 
 def metrics(run: Path) -> list[dict[str, float]]:
@@ -109,6 +109,7 @@ def test_pictures_arrays_and_tables_get_the_same_answer(
         (lambda p: p.write_text("a,b\n"), "a.csv", "holds no numbers"),
         (lambda p: p.write_text("1,2\n3\n"), "a.csv", "line 2 has 1 numbers"),
         (lambda p: p.write_bytes(b"\x93NUMPY\x01\x00"), "a.npy", "is no .npy of numbers"),
+        (lambda p: np.save(p, np.full((2, 784), 255.0)), "a.npy", "look like pixels .* --pixels"),
     ],
 )
 def test_files_that_are_no_input_are_named(
@@ -118,6 +119,19 @@ def test_files_that_are_no_input_are_named(
     preparer = Preparer(open_trained(trained_run).signature)
     with pytest.raises(DataError, match=message):
         list(read_inputs(preparer, [tmp_path / name]))
+
+
+def test_numbers_that_may_be_pixels_are_what_the_user_says(trained_run: Path) -> None:
+    trained = open_trained(trained_run)
+    preparer = Preparer(trained.signature)
+    bytes_of = np.random.default_rng(0).integers(0, 256, (2, *trained.signature.shape), np.uint8)
+    as_pixels = preparer.given(bytes_of)
+    assert np.array_equal(preparer.given(bytes_of.astype(np.float64), True), as_pixels)
+    assert np.array_equal(preparer.given(bytes_of.astype(np.float64), False), bytes_of)
+    assert np.array_equal(preparer.given(as_pixels), as_pixels)
+    assert predict_any(trained, bytes_of) == trained.guesses(as_pixels)
+    with pytest.raises(DataError, match="look like pixels"):
+        predict_any(trained, torch.from_numpy(bytes_of).float())
 
 
 def test_a_checkpoint_without_a_signature_asks_the_data(trained_run: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ from paceline.training.optimizers import (
     is_elementwise,
     optimizer_factory,
     schedule_factor,
+    without_effect,
 )
+from paceline.training.pieces_trial import acts_on_pieces
 
 
 def rates(updates: int, peak: float = 1.0, **settings: object) -> list[float]:
@@ -110,8 +113,87 @@ def test_own_optimizer_gets_the_rate_under_either_name() -> None:
     for factory in (by_word, torch.optim.Adagrad, torch.optim.SGD):
         built = optimizer_factory(settings, factory)(weights)
         assert built.param_groups[0]["lr"] == 0.25
-    assert not is_elementwise(settings, by_word)
-    assert is_elementwise(Optimizer(name="adamw"), None)
+    assert not is_elementwise(settings)
+    assert is_elementwise(Optimizer(name="adamw"))
+
+
+def test_settings_that_an_own_optimizer_does_not_hear_of_are_said() -> None:
+    def own(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    said = without_effect(Optimizer(name="own:x", learning_rate=0.25, weight_decay=0.1), own)
+    assert len(said) == 2
+    assert all("has no effect" in sentence for sentence in said)
+    assert without_effect(Optimizer(name="own:x"), own) == []
+    rate_alone = Optimizer(name="own:x", learning_rate=0.25)
+    assert without_effect(rate_alone, torch.optim.Adagrad) == []
+    assert without_effect(rate_alone, None) == []
+
+
+class Normed(torch.optim.Optimizer):
+    """Looks at a parameter as a whole."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for each in group["params"]:
+                if each.grad is not None:
+                    each.add_(self.direction(each.grad), alpha=-group["lr"])
+
+    def direction(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient / (gradient.norm() + 1e-9)
+
+
+class Signs(Normed):
+    def direction(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.sign()
+
+
+class Counting(Signs):
+    """Keeps something that belongs to no parameter."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        self.param_groups[0]["updates"] = self.param_groups[0].get("updates", 0) + 1
+
+
+def without_decay_on_biases(parameters: Any) -> torch.optim.Optimizer:
+    listed = list(parameters)
+    return torch.optim.AdamW(
+        [
+            {"params": [p for p in listed if p.ndim > 1], "weight_decay": 0.1},
+            {"params": [p for p in listed if p.ndim < 2], "weight_decay": 0.0},
+        ],
+        lr=0.01,
+    )
+
+
+def of_ten(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD([list(parameters)[number] for number in range(10)], lr=0.1)
+
+
+optim = torch.optim
+
+
+@pytest.mark.parametrize(
+    "own", [optim.SGD, optim.Adadelta, optim.RMSprop, optim.Adagrad, optim.RAdam, Signs]
+)
+def test_optimizers_that_treat_every_number_by_itself_are_found(own: Any) -> None:
+    assert acts_on_pieces(optimizer_factory(Optimizer(name="own:x"), own))
+
+
+@pytest.mark.parametrize(
+    "own", [optim.Adafactor, optim.Muon, optim.NAdam, Normed, Counting, of_ten,
+            without_decay_on_biases],
+)  # fmt: skip
+def test_so_are_those_that_need_whole_parameters(own: Any) -> None:
+    """NAdam keeps a number per parameter besides its count."""
+    state = torch.get_rng_state()
+    assert not acts_on_pieces(optimizer_factory(Optimizer(name="own:x"), own))
+    assert torch.equal(state, torch.get_rng_state())
 
 
 def test_own_factory_that_gives_no_optimizer_is_refused() -> None:

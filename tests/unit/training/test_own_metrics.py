@@ -125,8 +125,8 @@ def listed(items: list[Any]) -> list[Any]:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "sampler": ({"sampler": WeightedRandomSampler([1.0] * 50, 50)}, "a sampler of its own"),
-    "drop_last": ({"batch_size": 16, "drop_last": True}, "drop_last=True"),
+    "sampler": ({"sampler": WeightedRandomSampler([1.0] * 50, 50)}, "order of its own"),
+    "drop_last": ({"batch_size": 16, "drop_last": True}, r"drop_last\), of which no part can"),
     "collate_fn": ({"collate_fn": listed}, "only a step takes"),
 }
 

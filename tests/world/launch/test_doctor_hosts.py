@@ -35,7 +35,7 @@ def test_a_slow_host_some_that_do_not_answer_and_one_that_dies(
     facts = {host["name"]: host for host in report["hosts"]}
     assert (facts["b"]["address"], facts["b"]["interface"]) == (lab.addresses["b"], "eth0")
     assert facts["b"]["versions"] == facts["a"]["versions"]
-    assert abs(facts["b"]["clock_seconds"]) < 1
+    assert facts["b"]["clock_seconds"] == 0  # it is the same clock
     # A rate is a ceiling; the burst of the token bucket is let through on top of it.
     rates = {link["from"] + link["to"]: link["megabits"] for link in report["links"]}
     assert sorted(rates) == ["ab", "ac", "ba", "bc", "ca", "cb"]

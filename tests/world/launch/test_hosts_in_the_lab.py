@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import pytest
 from paceline.lab import Lab
 from paceline.lab.process import LabProcess
 from paceline.lab.testing import make_lab, skip_without_namespaces
+from paceline.schema.legs import read_legs
 
 __all__ = ["make_lab"]
 pytestmark = pytest.mark.lab
@@ -74,7 +76,7 @@ def test_hosts_train_together(
 
 def wait_for(text: str, process: LabProcess, log: Path, seconds: float = 300.0) -> None:
     end = time.monotonic() + seconds
-    while text not in log.read_text():
+    while not re.search(text, log.read_text()):
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < end, log.read_text()
         time.sleep(0.05)
@@ -100,7 +102,7 @@ def test_a_lost_host_ends_the_run_and_is_named(
         process = lab.start(line, on="a", stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         wait_for("epoch 2/", process, log)
         getattr(lab, fault)("b")
-        code = process.wait(30)
+        code = process.wait(300)
         process.close()
     text = log.read_text()
     last = text.strip().splitlines()[-1]
@@ -150,3 +152,59 @@ def test_hosts_that_do_not_fit_are_refused_before_anything_starts(
     assert b"paceline: host b does not answer: " in done.stderr
     assert b"/no/python" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+PACED = Path(__file__).parents[2] / "parity" / "leg_models.py"
+FOLLOWS = 30
+"""Updates within which shares must have followed a host that has slowed down."""
+
+
+def shares(run: Path) -> list[tuple[int, float]]:
+    """The update that every leg of both hosts began with, and the second one's share of it."""
+    found = []
+    for leg in read_legs(run / "legs.jsonl"):
+        parts = {node.host: node.share for node in leg.plan.nodes}
+        if set(parts) == {"a", "b"}:
+            found.append((leg.first, parts["b"] / sum(parts.values())))
+    return found
+
+
+@pytest.mark.slow
+def test_shares_follow_a_host_that_slows_down(make_lab: MakeLab, tmp_path: Path) -> None:
+    """A host whose cores do a quarter in the middle of an epoch, counted in updates."""
+    lab = make_lab("a", {"name": "b", "cores": 0.99}, rate="1gbit")
+    run, log = tmp_path / "run", tmp_path / "log"
+    changes = {
+        "workload__model": f"{PACED}:paced_by_cores",
+        "data__options": "{ shape = [1, 28, 28], samples = 64000, test_samples = 32 }",
+        "local__strategy": "auto",
+        "exchange__rebalance": "true",
+        "pilot__budget": 1.0,
+        "train__steps": 400,
+    }
+    line = command(run, "ssh", **changes)
+    place = line.index("local.threads=1")
+    del line[place - 1 : place + 1]
+    with log.open("wb") as output:
+        process = lab.start(line, on="a", stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        # By the time that it is said, both have trained together.
+        wait_for("from here with a and b", process, log)
+        slowed = time.time()
+        lab.slow("b", 0.25)
+        wait_for(r"shares follow the measured speeds: a [78]\d", process, log)
+        process.terminate()
+        process.wait(120)
+        process.close()
+    before = updates_before(run, slowed)
+    later = [(first, share) for first, share in shares(run) if first > before and share < 0.3]
+    assert later, (before, shares(run), log.read_text())
+    assert later[0][0] - before <= FOLLOWS, (before, later)
+    assert later[0][1] == pytest.approx(0.2, abs=0.08)
+
+
+def updates_before(run: Path, when: float) -> int:
+    """Updates that the first host had begun until then."""
+    text = (run / "rank-0" / "events.jsonl").read_text()
+    events = [json.loads(line) for line in text.splitlines()]
+    done = [e for e in events if e.get("event") == "span" and e["name"] == "compute"]
+    return 1 + max(event["update"] for event in done if event["start"] < when)

@@ -22,7 +22,7 @@ from paceline.serve.versions import read_version, version_numbers
 from paceline.training.checkpoint import Checkpoints
 
 HERE = Path(__file__).parent
-pytestmark = [pytest.mark.timeout(400), pytest.mark.world_size(2)]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.world_size(2)]
 
 
 class Run:
@@ -59,7 +59,7 @@ class Run:
 
     def ends(self) -> tuple[int, str]:
         assert self.process is not None
-        output, _ = self.process.communicate(timeout=390)
+        output, _ = self.process.communicate(timeout=600)
         return self.process.returncode, output
 
     def until(self, condition: Callable[[], bool], *, alive: bool = True) -> None:

@@ -37,7 +37,7 @@ OLD_HELLO = '{"kind":"hello","node":1,"token":"é"}\n'.encode()
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 200
+    end = time.monotonic() + 300
     while not condition():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < end, "it did not happen"
@@ -57,7 +57,7 @@ def listening(process: psutil.Process) -> set[tuple[str, int]]:
 
 def greets(place: tuple[str, int]) -> bool:
     """Whether Paceline listens there itself, and not Gloo."""
-    with contextlib.suppress(OSError), socket.create_connection(place, timeout=1) as caller:
+    with contextlib.suppress(OSError), socket.create_connection(place, timeout=10) as caller:
         caller.sendall(MARK)
         return caller.recv(8) == MARK[:8]
     return False
@@ -66,7 +66,7 @@ def greets(place: tuple[str, int]) -> bool:
 def strike(place: tuple[str, int], crowd: list[socket.socket]) -> None:
     """What ended runs before: odd tokens, deep JSON, endless lines, a crowd that says nothing."""
     for data in (OLD_HELLO, b"[" * 300_000 + b"\n", b"x" * 300_000):
-        stranger = socket.create_connection(place, timeout=20)
+        stranger = socket.create_connection(place, timeout=300)
         with stranger, contextlib.suppress(OSError):
             stranger.sendall(data)
     for _ in range(150):
@@ -76,7 +76,7 @@ def strike(place: tuple[str, int], crowd: list[socket.socket]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.world_size(2)
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(900)
 def test_a_training_among_strangers_ends_well(
     start_cli: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -106,14 +106,14 @@ def test_a_training_among_strangers_ends_well(
             with pytest.raises(dist.DistError):  # as a value was overwritten before
                 TCPStore(*place, timeout=datetime.timedelta(seconds=1))
         with pytest.raises(RuntimeError, match="does not know this run's secret"):
-            SecureStore(*store, "a stranger's secret", seconds=1.0)  # as a worker would come
+            SecureStore(*store, "a stranger's secret", seconds=60.0)  # as a worker would come
         with pytest.raises(ConnectionError, match="does not know this run's secret"):
             connect([control], "a stranger's secret")
         evil = {"name": "127.0.0.1", "python": str(tmp_path / "evil")}
         with pytest.raises(WorkerError, match="unknown key 'python'"):
             _ask([control], note["secret"], evil)
         pace.unlink()
-        output, errors = process.communicate(timeout=200)
+        output, errors = process.communicate(timeout=600)
     finally:
         for connection in crowd:
             connection.close()

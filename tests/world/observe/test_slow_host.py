@@ -20,11 +20,15 @@ __all__ = ["make_lab"]
 @pytest.mark.slow
 @pytest.mark.lab
 @pytest.mark.timeout(900)
-def test_a_host_at_a_fifth_of_a_core_is_named(make_lab: Callable[..., Lab], tmp_path: Path) -> None:
+def test_a_host_that_takes_longer_is_named(make_lab: Callable[..., Lab], tmp_path: Path) -> None:
     """Both have the same share of each batch: shares by speed would leave nothing to wait for."""
-    lab = make_lab({"name": "a", "cores": 1.0}, {"name": "b", "cores": 0.2}, rate="1gbit")
-    model = {"workload__model": "mnist_cnn", "exchange__rebalance": "false"}
-    run = write_node(tmp_path / "run", 60, **model)
+    lab = make_lab("a", "b", rate="1gbit")
+    settings = {
+        "workload__model_options": "{ node = 1, each = 0.5 }",
+        "data__options__samples": 160,
+        "exchange__rebalance": "false",
+    }
+    run = write_node(tmp_path / "run", 300, **settings)
     log = tmp_path / "log"
     with log.open("wb") as output:
         processes = [
@@ -39,7 +43,7 @@ def test_a_host_at_a_fifth_of_a_core_is_named(make_lab: Callable[..., Lab], tmp_
             for node, name in enumerate("ab")
         ]
     try:
-        codes = [process.wait(150) for process in processes]
+        codes = [process.wait(600) for process in processes]
     finally:
         for process in processes:
             process.close()
@@ -48,5 +52,5 @@ def test_a_host_at_a_fifth_of_a_core_is_named(make_lab: Callable[..., Lab], tmp_
     print(found.sentences())
     assert found.slowest is not None
     assert (found.slowest.rank, found.slowest.host) == (1, "b")
-    assert found.made_wait(1) > 3 * found.made_wait(0)
+    assert found.made_wait(1) > found.made_wait(0)
     assert found.sentences()[0].startswith("Rank 1 on host b made the other wait ")

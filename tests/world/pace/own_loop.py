@@ -11,11 +11,30 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+    get_worker_info,
+)
 
 import paceline
 
-KINDS = ("samples", "ignored", "sum", "accumulated", "norm", "gan", "shuffled", "own_parameter")
+KINDS = (
+    "samples", "ignored", "sum", "accumulated", "norm", "gan", "shuffled", "own_parameter",
+    "stream", "drawn",
+)  # fmt: skip
+
+
+class Stream(IterableDataset[Any]):
+    """The samples in order; in parts where a loader has several workers, as torch's docs say."""
+
+    def __iter__(self) -> Any:
+        worker = get_worker_info()
+        first, every = (worker.id, worker.num_workers) if worker else (0, 1)
+        whole = data()
+        return (whole[number] for number in range(first, len(whole), every))
 
 
 class Plain:
@@ -69,6 +88,11 @@ def train(pace: Any, kind: str, epochs: int, stop: int | None) -> dict[str, torc
     optimizer = torch.optim.SGD(mine, lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)
     loader = DataLoader(data(), batch_size=16, shuffle=kind != "samples")
+    if kind == "stream":
+        loader = DataLoader(Stream(), batch_size=16, num_workers=2)
+    elif kind == "drawn":
+        sampler = WeightedRandomSampler([0.5, 1.0] * 35, 64, generator=torch.Generator())
+        loader = DataLoader(data(), batch_size=16, sampler=sampler)
     model, optimizer, scheduler, loader = pace.prepare(model, optimizer, scheduler, loader)
     for epoch in pace.epochs(epochs):
         for number, (inputs, classes, _) in enumerate(loader):

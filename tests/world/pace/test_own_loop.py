@@ -190,3 +190,44 @@ def test_a_rest_that_is_too_small_is_refused_before_training(run_cli: Cli, tmp_p
     done = run_cli("run", "--nproc", "2", "rest.py")
     assert done.returncode != 0
     assert "9 samples in batches of 4 leave one of 1" in done.stderr
+
+
+def two_ranks(run_cli: Cli, folder: Path, *lines: str) -> subprocess.CompletedProcess[str]:
+    """Of a script that has `pace`."""
+    begin = ("import paceline, torch", "pace = paceline.Pace()")
+    (folder / "script.py").write_text("\n".join((*begin, *lines)) + "\n")
+    return run_cli("run", "--nproc", "2", "script.py")
+
+
+def test_a_stream_that_ranks_read_differently_is_refused(run_cli: Cli, tmp_path: Path) -> None:
+    done = two_ranks(
+        run_cli,
+        tmp_path,
+        "class Stream(torch.utils.data.IterableDataset):",
+        "    def __iter__(self): return iter(torch.rand(8, 2) + pace.rank)",
+        "for batch in pace.prepare(torch.utils.data.DataLoader(Stream(), batch_size=4)): pass",
+    )
+    assert done.returncode != 0
+    assert "batch 0 of the stream is not the same on all ranks" in done.stderr
+
+
+def test_what_ranks_drew_apart_is_divided_as_the_first_drew_it(
+    run_cli: Cli, tmp_path: Path
+) -> None:
+    done = two_ranks(
+        run_cli,
+        tmp_path,
+        "drawn = torch.arange(6) + 10 * pace.rank",
+        "columns = pace.part(drawn.view(2, 3), 1).view(-1)",
+        "print(pace.rank, pace.part(drawn).tolist(), columns.tolist())",
+        "print(pace.sum(2, 0.5, torch.tensor(3)))",
+        "pace.save({'rank': pace.rank}, 'saved.pt')",
+        "print(torch.load('saved.pt'))",
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line.partition("] ")[2] for line in done.stdout.splitlines() if line.startswith("[")]
+    assert "0 [0, 1, 2] [0, 1, 3, 4]" in lines
+    assert "1 [3, 4, 5] [2, 5]" in lines
+    assert lines.count("(4, 1.0, 6)") == 2
+    assert lines.count("{'rank': 0}") == 2
+    assert [path.name for path in tmp_path.glob("*.pt")] == ["saved.pt"]

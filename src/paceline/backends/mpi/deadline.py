@@ -42,7 +42,7 @@ class GroupPlace:
     def world(self, ranks: Iterable[int]) -> str:
         """Ranks of the group as a sentence names them.
 
-        >>> Place("default", 0, (4, 5, 6)).world([1, 2])
+        >>> GroupPlace("default", 0, (4, 5, 6)).world([1, 2])
         'ranks 5, 6'
         """
         names = [str(self.world_ranks[rank]) for rank in ranks]

@@ -47,6 +47,11 @@ class ParameterServer(InTurn):
         self._accrued = 0
         self._samples = 0
 
+    @property
+    def adds_up(self) -> bool:
+        """Servers answer with weights, and know of nothing but them."""
+        return False
+
     def attach(self, weights: Sequence[torch.Tensor]) -> None:
         Exchange.attach(self, weights)
         elements = sum(weight.numel() for weight in weights)

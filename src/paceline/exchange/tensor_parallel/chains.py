@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from paceline.cost.split import Chain, LinearLayer
+from paceline.cost.split import Chain
 from paceline.exchange.tensor_parallel.splittable import (
     SampleTrial,
     Seen,
@@ -12,6 +12,7 @@ from paceline.exchange.tensor_parallel.splittable import (
     is_elementwise,
     look_at,
 )
+from paceline.schema.machines import LinearLayer
 
 
 def find_chains(

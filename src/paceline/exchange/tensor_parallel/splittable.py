@@ -19,10 +19,14 @@ from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from paceline.cost.model import TRANSPARENT
 from paceline.errors import UnsupportedError
 from paceline.local.single import backward_of_none
 
+TRANSPARENT = frozenset(
+    {"ReLU", "ReLU6", "GELU", "SiLU", "Sigmoid", "Tanh", "LeakyReLU", "Hardswish"}
+    | {"Dropout", "Identity", "ELU", "Softplus"}
+)
+"""Layers that work on each feature alone, so that a split one passes through."""
 SAMPLES = 2
 """Samples of a trial: the fewest that BatchNorm takes."""
 _HOOKS = {

@@ -63,9 +63,9 @@ def auto_ranks(machine: Resources) -> int:
     Up to four cores: a rank each. Beyond: four ranks, and one per four cores once that is more;
     never more than memory has room for.
 
-    >>> [auto_ranks(Machine(cores=c)) for c in (1, 2, 4, 6, 8, 16, 32, 64)]
+    >>> [auto_ranks(Resources(cores=c)) for c in (1, 2, 4, 6, 8, 16, 32, 64)]
     [1, 2, 4, 4, 4, 4, 8, 16]
-    >>> auto_ranks(Machine(cores=64, devices=2)), auto_ranks(Machine(cores=4, memory_mb=2500))
+    >>> auto_ranks(Resources(cores=64, devices=2)), auto_ranks(Resources(cores=4, memory_mb=2500))
     (2, 2)
     """
     if machine.devices:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.report.figure import Axis, Cell, Figure, Section, Series, Table
-from paceline.report.load import strategy_name
+from paceline.schema.strategies import describe
 from paceline.studies.lerat.resources import core_time, network_figure, resources_section
 from paceline.studies.lerat.speeds import (
     GPU_SETUPS,
@@ -194,7 +194,7 @@ def _hosts_section(outcomes: Outcomes) -> Section:
             speed, sent = images_per_second(outcome), bytes_per_update(outcome)
             how = outcome.run.strategy if outcome.run is not None and outcome.done else None
             if outcome.run is not None and outcome.run.plan is not None and outcome.done:
-                how = f"{strategy_name(outcome.run.plan.nodes[0])}; {outcome.run.exchange}"
+                how = f"{describe(outcome.run.plan.nodes[0])}; {outcome.run.exchange}"
             rows.append(
                 (
                     MODELS[work],

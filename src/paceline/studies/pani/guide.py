@@ -33,9 +33,9 @@ def best_rows(outcome: StepOutcome) -> dict[int, Mapping[str, Any]]:
 
 
 def coordination(row: Mapping[str, Any]) -> float:
-    """Seconds of communication, waiting and bubbles per second of computing."""
+    """Seconds of communication and waiting per second of computing."""
     terms = row["terms"]
-    return float((terms["exposed"] + terms["waiting"] + terms["bubble"]) / terms["compute"])
+    return float((terms["exposed"] + terms["waiting"]) / terms["compute"])
 
 
 def plain_row(outcome: StepOutcome, nodes: int) -> Mapping[str, Any] | None:

@@ -1,7 +1,15 @@
 "use strict";
 const $ = id => document.getElementById(id);
 const runs = new Map();   // key -> {parts, box, drawn}
-const colour = place => `var(--c${place % 9})`;
+// Nine colours that can be told apart; a tenth is a paler first.
+const colour = place => place < 9 ? `var(--c${place})` : `color-mix(in srgb, var(--c${place % 9}) 40%, var(--card))`;
+const PADDING = 38, GAP = 22, NARROW = 380;   // of a section, between charts, and what a chart needs
+// Drawings are as wide as the place they get, so that their letters keep their size on a phone.
+function room(run, parts = 1) {
+  const all = Math.max(280, run.box.clientWidth - (innerWidth <= 600 ? 26 : PADDING));
+  const columns = Math.max(1, Math.min(parts, Math.floor((all + GAP) / (NARROW + GAP))));
+  return (all - (columns - 1) * GAP) / columns;
+}
 
 function made(tag, text, name) {
   const one = document.createElement(tag);
@@ -26,16 +34,17 @@ function clock(seconds) {
 }
 const percent = part => part === null || part === undefined ? "–" : `${(100 * part).toFixed(part < 0.1 ? 1 : 0)}%`;
 
-function ticks(low, high, count) {
+function ticks(low, high, count, steps = [1, 2, 5, 10]) {
   const rough = (high - low) / count || 1, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map(n => n * power).find(n => n >= rough);
+  const step = steps.map(n => n * power).find(n => n >= rough);
   const found = [];
   for (let at = Math.ceil(low / step) * step; at <= high + step / 1e6; at += step) found.push(Number(at.toPrecision(6)));
   return found;
 }
 // One chart: lines over seconds or epochs, from zero or from the lowest value.
-function chart(title, across, lines, options = {}) {
-  const box = made("figure"), width = 420, height = 190, left = 46, bottom = 166, top = 8, right = 412;
+function chart(run, title, across, lines, options = {}) {
+  const width = room(run, 2), height = 190, left = 46, bottom = 166, top = 8, right = width - 10;
+  const box = made("figure");
   box.append(made("h3", title));
   lines = lines.filter(line => line.points.length);
   if (!lines.length) { box.append(made("p", "nothing yet", "subtitle")); return box; }
@@ -46,7 +55,7 @@ function chart(title, across, lines, options = {}) {
   if (y1 <= y0) y1 = y0 + (Math.abs(y0) || 1) * 0.1;
   const x = v => left + (v - x0) / (x1 - x0) * (right - left), y = v => bottom - (v - y0) / (y1 - y0) * (bottom - top);
   const svg = shape("svg", {viewBox: `0 0 ${width} ${height + 12}`, role: "img", "aria-label": `${title}: newest ${lines.map(l => `${l.name} ${short(l.points.at(-1)[1])}`).join(", ")}`});
-  for (const at of ticks(y0, y1, 4)) {
+  for (const at of ticks(y0, y1, 4, [1, 2, 2.5, 5, 10])) {
     svg.append(shape("line", {x1: left, x2: right, y1: y(at), y2: y(at), stroke: "var(--grid)"}));
     svg.append(shape("text", {x: left - 6, y: y(at) + 4, "text-anchor": "end"}, options.percent ? percent(at) : short(at)));
   }
@@ -77,10 +86,11 @@ function legend(entries) {
   return box;
 }
 // Rows of blocks over seconds: legs of hosts.
-function band(rows, end) {
-  const left = Math.min(120, 20 + 7 * Math.max(...rows.map(r => r.name.length))), right = 812, row = 26;
+function band(run, rows, end, mark = clock) {
+  const width = room(run), right = width - 18, row = 26;
+  const left = Math.min(120, 20 + 7 * Math.max(...rows.map(r => r.name.length)));
   const height = rows.length * row + 24;
-  const svg = shape("svg", {viewBox: `0 0 820 ${height}`, role: "img", "aria-label": "legs over time"});
+  const svg = shape("svg", {viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "legs over time"});
   const x = v => left + Math.max(0, Math.min(v, end)) / (end || 1) * (right - left);
   rows.forEach((each, place) => {
     const top = place * row + 3;
@@ -94,7 +104,7 @@ function band(rows, end) {
     if (each.gone !== null && each.gone !== undefined)
       svg.append(shape("text", {class: "gone-mark", x: x(each.gone) + 4, y: top + 14, fill: "var(--warn)"}, "✕ gone"));
   });
-  for (const at of ticks(0, end, 7)) svg.append(shape("text", {x: x(at), y: height - 6, "text-anchor": "middle"}, clock(at)));
+  for (const at of ticks(0, end, width > 600 ? 7 : 4)) svg.append(shape("text", {x: x(at), y: height - 6, "text-anchor": "middle"}, mark(at)));
   const box = made("div", null, "band");
   box.append(svg);
   return box;
@@ -170,12 +180,12 @@ const draw = {
     run.curves.hidden = false;
     const box = made("div", null, "charts");
     box.append(
-      chart("Loss of the newest update", "minutes and seconds", [{name: "loss", points: c.loss, look: 0}], {x0: 0, zero: true}),
-      chart("Speed", "minutes and seconds", [{name: "samples/s", points: c.speed, look: 2}], {x0: 0, zero: true}));
+      chart(run, "Loss of the newest update", "minutes and seconds", [{name: "loss", points: c.loss, look: 0}], {x0: 0, zero: true}),
+      chart(run, "Speed", "minutes and seconds", [{name: "samples/s", points: c.speed, look: 2}], {x0: 0, zero: true}));
     if (c.train_loss.length) box.append(
-      chart("Loss by epoch", "epoch", [{name: "training", points: c.train_loss, look: 0}, {name: "test", points: c.test_loss, look: 1, dash: "7 4"}], {whole: true, zero: true}));
+      chart(run, "Loss by epoch", "epoch", [{name: "training", points: c.train_loss, look: 0}, {name: "test", points: c.test_loss, look: 1, dash: "7 4"}], {whole: true, zero: true}));
     if (c.test_accuracy.length) box.append(
-      chart("Accuracy by epoch", "epoch", [{name: "training", points: c.train_accuracy, look: 0}, {name: "test", points: c.test_accuracy, look: 1, dash: "7 4"}], {whole: true, percent: true}));
+      chart(run, "Accuracy by epoch", "epoch", [{name: "training", points: c.train_accuracy, look: 0}, {name: "test", points: c.test_accuracy, look: 1, dash: "7 4"}], {whole: true, percent: true}));
     fill(run.curves, box);
   },
   legs(run, legs) {
@@ -196,7 +206,9 @@ const draw = {
     if (legs.now) {
       const name = legs.now.text.replace(/^\w+ with /, ""), known = names.findIndex(n => name === n || name.startsWith(`${n}:`));
       const from = Math.max(legs.now.from, ...legs.made.map(leg => leg.from + leg.seconds));
-      for (const host of one ? ["training"] : hosts.filter(h => h.state === "there").map(h => h.name))
+      const there = hosts.filter(h => h.state === "there").map(h => h.name), words = name.split(":")[0].split(/[\s,]+/);
+      const named = there.filter(host => words.includes(host));
+      for (const host of one ? ["training"] : named.length ? named : there)
         row(host).blocks.push({from, to: now, open: true, fill: known < 0 ? "var(--soft)" : colour(known), title: `under way: ${legs.now.text}`});
     }
     for (const host of hosts) if (host.state === "gone") {
@@ -204,7 +216,7 @@ const draw = {
       each.gone = host.to;
       each.blocks = each.blocks.filter(b => b.from < host.to).map(b => ({...b, to: Math.min(b.to, host.to)}));
     }
-    const box = [made("h3", fixed ? "Who was there when" : "Legs: which way trained when"), legend(entries), band([...rows.values()], now)];
+    const box = [made("h3", fixed ? "Who was there when" : "Legs: which way trained when"), legend(entries), band(run, [...rows.values()], now)];
     if (legs.now) box.push(made("p", `Now: ${legs.now.text}`, "subtitle"));
     if (fixed) { fill(run.legs, box[0], box[2]); return; }
     const details = made("details");
@@ -221,7 +233,7 @@ const draw = {
       hosts.map(h => ({name: h.state, cells: [h.name, ...(h.state === "there"
         ? [h.cpu.toFixed(2), percent(h.busy), short(h.memory), h.sent.toFixed(2), h.received.toFixed(2)] : ["", "", "", "", ""]),
         percent(h.waiting), hosts.length > 1 ? percent(h.made_wait) : "–"]}))),
-      chart("Busy cores of each host, last minute and a half", "minutes and seconds", hosts.map((h, at) => ({name: h.name, points: h.curve, look: at, dash: ["", "7 4", "2 3", "9 3 2 3"][at % 4]})), {zero: true}));
+      chart(run, "Busy cores of each host, last minute and a half", "minutes and seconds", hosts.map((h, at) => ({name: h.name, points: h.curve, look: at, dash: ["", "7 4", "2 3", "9 3 2 3"][at % 4]})), {zero: true}));
     if (run.parts.legs) draw.legs(run, run.parts.legs);
   },
   ledger(run, ledger) {
@@ -235,9 +247,8 @@ const draw = {
         return {from: from * 100, to: at * 100, fill: colour(ledger.order.indexOf(name)), title: `${name}: ${percent(rank.parts[name] ?? 0)} of ${clock(rank.wall)}`};
       })};
     });
-    const svg = band(rows, 100);
+    const svg = band(run, rows, 100, at => `${at}%`);
     svg.firstChild.setAttribute("aria-label", "where the time went");
-    for (const text of [...svg.querySelectorAll("text")].slice(-ticks(0, 100, 7).length)) { const [m, s] = text.textContent.split(":"); text.textContent = `${Number(m) * 60 + Number(s)}%`; }
     fill(run.ledger, made("h3", "Where the time went so far"), legend(used.map(name => [name, colour(ledger.order.indexOf(name))])), svg,
       ...ledger.slow.map(text => made("p", text)));
   },
@@ -297,6 +308,9 @@ function take(message) {
   run.parts[name] = data;
   draw[name]?.(run, data);
 }
+addEventListener("resize", () => {
+  for (const run of runs.values()) for (const [name, data] of Object.entries(run.parts)) draw[name]?.(run, data);
+});
 async function listen() {
   let wait = 500;
   for (;;) {

@@ -102,7 +102,7 @@ class Cluster:
             if not self.server.members[node].lost and self.server.failure is None:
                 link.ask(Request(kind=Kind.DONE))
                 link.answered()
-        self.thread.join(60.0)
+        self.thread.join(300.0)
         assert not self.thread.is_alive()
         for link in self.links.values():
             link.close()
@@ -167,7 +167,7 @@ def test_a_bad_push_is_refused_and_its_sender_named(cluster: Cluster, kind: str)
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60.0)
+        thread.join(300.0)
     assert isinstance(refused[0], WorkerError)
     assert str(refused[0]).startswith(f"worker 1 on host-1 {words} (refused by host-3)")
     assert cluster.server.members[1].lost
@@ -196,6 +196,6 @@ def test_the_others_wait_for_the_first_weights(cluster: Cluster) -> None:
     assert not cluster.server.seeded
     found[0] = cluster.hello(0)
     for thread in threads:
-        thread.join(60.0)
+        thread.join(300.0)
     for node in range(3):
         assert found[node].tolist() == [5.0] * ELEMENTS

@@ -17,7 +17,7 @@ from paceline.run import RunDirectory
 from paceline.schema import RankContext
 from paceline.schema.script import Script
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 class Heard(Memory):

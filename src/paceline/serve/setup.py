@@ -1,0 +1,150 @@
+"""How a version uses the cores: batches at once, threads of each, samples of a batch; measured.
+
+One batch per core, each in one thread, or one batch at a time in all of them. The first costs less
+processor time per sample (no thread waits for another), the second answers a lone request sooner.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import ModelError
+from paceline.schema.version import Version
+
+Run = Callable[[np.ndarray], np.ndarray]
+Clock = Callable[[], float]
+LARGEST_BATCH = 64
+"""Samples of one batch: more gains nothing on CPUs, and the last of them would wait long."""
+LONGEST_BATCH = 0.1
+"""Seconds: a batch that takes longer must gain something, as every request waits for others."""
+LONGEST_TRIAL = 1.0
+"""Seconds: larger batches are not tried, or loading would take too long."""
+NO_SLOWER = 0.9
+"""A larger batch may give so many times the samples per second of the best: the rest is noise.
+What must gain gives more than the best divided by this."""
+GROWTH = 4
+"""Each batch that is tried is so many times the one before."""
+BARRIER_SECONDS = 60.0
+"""Only against a hang: workers begin a trial together."""
+TRIAL_SECONDS, TRIAL_RUNS = 0.08, 3
+"""How long and how often each batch is tried at least, after one run to warm up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """How the cores are used."""
+
+    workers: int
+    """Batches that are computed at once."""
+    threads: int
+    """Threads of each."""
+    batch: int
+    """Samples of a batch at most."""
+    samples_per_second: float
+    lone_seconds: float = math.inf
+    """Of a batch of one sample, while the other workers compute, too."""
+
+
+UNKNOWN = Setup(workers=1, threads=1, batch=1, samples_per_second=0.0)
+"""Of what was not measured yet."""
+
+
+def measured(
+    about: Version,
+    run: Run,
+    pool: ThreadPoolExecutor,
+    *,
+    workers: int,
+    threads: int,
+    most: int,
+    clock: Clock,
+) -> Setup:
+    """The largest batch that is no slower per sample, and the samples per second with it.
+
+    One that takes long must be faster. Of repeated times the shortest counts: what else the machine
+    does makes none shorter. Where `clock` is the processor time of the thread, others hardly count.
+    """
+    batch, best, lone, count = 1, 0.0, math.inf, 1
+    while count <= most:
+        inputs = _inputs(about, count)
+        _check(about, pool.submit(run, inputs).result())
+        seconds = _seconds(run, inputs, pool, workers, clock)
+        lone = seconds if count == 1 else lone
+        rate = count * workers / max(seconds, 1e-9)
+        is_long = count > 1 and seconds > LONGEST_BATCH
+        if rate >= best * (1 / NO_SLOWER if is_long else NO_SLOWER):
+            batch, best = count, max(rate, best)
+        elif is_long:  # a short one may have been disturbed: the next may still be as good
+            break
+        if seconds * GROWTH > LONGEST_TRIAL:
+            break
+        count *= GROWTH
+    return Setup(
+        workers=workers, threads=threads, batch=batch, samples_per_second=best, lone_seconds=lone
+    )
+
+
+def _inputs(about: Version, count: int) -> np.ndarray:
+    """Numbers like those of normalised data; whole numbers may be places in a table: 0 is one."""
+    shape, dtype = (count, *about.signature.shape), np.dtype(about.signature.dtype)
+    if dtype.kind == "f":
+        return np.random.default_rng(0).standard_normal(shape, np.float32).astype(dtype, copy=False)
+    return np.zeros(shape, dtype)
+
+
+def _check(about: Version, outputs: np.ndarray) -> None:
+    if tuple(outputs.shape[1:]) != tuple(about.output_shape):
+        raise ModelError(
+            f"the model gives outputs of shape {list(outputs.shape[1:])} per sample, where"
+            f" version.json says {list(about.output_shape)}: export it again"
+        )
+
+
+def _seconds(
+    run: Run, inputs: np.ndarray, pool: ThreadPoolExecutor, workers: int, clock: Clock
+) -> float:
+    """Of one batch, while every worker computes one."""
+    barrier = threading.Barrier(workers)
+
+    def repeat() -> float:
+        barrier.wait(BARRIER_SECONDS)
+        end, shortest, runs = time.perf_counter() + TRIAL_SECONDS, math.inf, 0
+        while runs < TRIAL_RUNS or time.perf_counter() < end:
+            start = clock()
+            run(inputs)
+            shortest = min(shortest, clock() - start)
+            runs += 1
+        return shortest
+
+    return max(one.result() for one in [pool.submit(repeat) for _ in range(workers)])
+
+
+def buffered(run: Run, most: int) -> Callable[[list[np.ndarray]], np.ndarray]:
+    """`run` for the inputs of several requests, which are put together in memory that is kept.
+
+    Fresh memory for every batch costs a page fault for every 4 KB: for photographs more than
+    reading the requests.
+    """
+    kept = threading.local()
+
+    def compute(parts: list[np.ndarray]) -> np.ndarray:
+        if len(parts) == 1 and parts[0].flags.aligned:  # behind a head of JSON they may not be
+            return run(parts[0])
+        total = sum(map(len, parts))
+        if not hasattr(kept, "inputs"):
+            kept.inputs = np.empty((most, *parts[0].shape[1:]), parts[0].dtype)
+        inputs: Any = kept.inputs[:total]
+        np.concatenate(parts, out=inputs)
+        outputs = run(inputs)
+        # A model may give its inputs back, which the next batch overwrites.
+        return outputs.copy() if np.may_share_memory(outputs, inputs) else outputs
+
+    return compute
