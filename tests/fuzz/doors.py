@@ -55,7 +55,7 @@ TO_AGENT: tuple[dict[str, Any], ...] = (
     {
         "kind": "welcome", "run": "run", "marker": "ab" * 16, "identity": "0123456789abcdef",
         "config": "", "folder": ".", "variables": {"PACELINE_CACHE": "cache"}, "slots": 1,
-        "slot": 0, "cores": None,
+        "slot": 0, "cores": None, "silence": 10.0,
     },
     {"kind": "file", "path": "checkpoints/step-00000004/state.json", "at": 0, "data": "e30K"},
     {"kind": "file", "path": "checkpoints/latest", "link": "step-00000004"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,20 @@ class Paced(nn.Module):
 def paced() -> nn.Module:
     """Can be trained in every way."""
     return Paced()
+
+
+class Held(Paced):
+    """Slow while a file is there, so that a test can act in the middle; then fast."""
+
+    def __init__(self, hold: str = "") -> None:
+        super().__init__()
+        self.hold = Path(hold)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.training and self.hold.exists():
+            time.sleep(5 * SECONDS * len(images))
+        hidden = self.first(images.flatten(1))
+        return self.head(torch.relu(hidden))
 
 
 class PacedByCores(Paced):

@@ -7,23 +7,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
 
-from paceline.schema.legs import read_legs
+from paceline.schema.legs import Leg, read_legs
 
 LEGS = "legs.jsonl"
 MEMBER = "paceline.workflow.hosts_member"
 
 
-def start(run: Path, nodes: int, changes: Sequence[str], *more: str) -> subprocess.Popen[str]:
-    """`paceline train` on so many nodes."""
+def start(
+    run: Path, nodes: int | str, changes: Sequence[str], *more: str, engine: str = "ssh"
+) -> subprocess.Popen[str]:
+    """`paceline train` on so many nodes of this machine, or on these hosts."""
+    hosts = nodes if isinstance(nodes, str) else f"localhost:{nodes}"
     words = [word for change in changes for word in ("--set", change)]
     command = [sys.executable, "-m", "paceline.cli", "train", "--run", str(run), "-v", *more]
     return subprocess.Popen(
-        [*command, "--hosts", f"localhost:{nodes}", "--engine", "ssh", *words],
+        [*command, "--hosts", hosts, "--engine", engine, *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -43,6 +46,17 @@ def member(process: subprocess.Popen[str], node: int, *, agent: bool = False) ->
     raise AssertionError(f"node {node} does not train")
 
 
+def await_leg(
+    process: subprocess.Popen[str], run: Path, holds: Callable[[Leg], bool], seconds: float = 240.0
+) -> None:
+    """Wait until something holds of a leg of the run."""
+    end = time.monotonic() + seconds
+    while not any(map(holds, read_legs(run / LEGS))):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < end, "there was no such leg"
+        time.sleep(0.02)
+
+
 def kill_together(
     process: subprocess.Popen[str],
     run: Path,
@@ -53,11 +67,7 @@ def kill_together(
     number: int = signal.SIGKILL,
 ) -> None:
     """Send a node a signal once all have made updates together; to stop it, its agent too."""
-    end = time.monotonic() + 300
-    while not any(len(leg.plan.nodes) == nodes and leg.updates for leg in read_legs(run / LEGS)):
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < end, "the nodes did not train together"
-        time.sleep(0.02)
+    await_leg(process, run, lambda leg: len(leg.plan.nodes) == nodes and leg.updates > 0)
     found = [member(process, node, agent=True)] if agent or number == signal.SIGSTOP else []
     if not agent:
         found.append(member(process, node))

@@ -15,6 +15,7 @@ from paceline.launch.signals import leave_tidily
 
 if TYPE_CHECKING:
     from paceline.bench.cluster import TrialRow
+    from paceline.bench.faults import Outcome
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -26,6 +27,7 @@ def command() -> None:
     paceline bench exchange --rate 100mbit --exchange partition --exchange "stock DDP"
     paceline bench shares --cores 0.8,0.2
     paceline bench predict --out predict.json
+    paceline bench faults --only mpi/rank --only allreduce
     """
     leave_tidily()
 
@@ -175,6 +177,61 @@ def predict(
         print_summary(summary, proof.skipped)
     if not summary.passed:
         raise SystemExit(1)
+
+
+@command.command()
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="EXCHANGE/FAULT",
+    help="Only these cells: mpi/rank, mpi or /rank; repeatable.",
+)
+@click.option("--keep", type=click.Path(path_type=Path), help="Keep the runs and logs there.")
+@click.option("--list", "as_list", is_flag=True, help="Only name the exchanges and faults.")
+@click.option("--json", "as_json", is_flag=True, help="Print for programs.")
+def faults(only: tuple[str, ...], keep: Path | None, as_list: bool, as_json: bool) -> None:
+    """Trainings on four hosts, each with a fault: what is lost, and whether the weights are exact.
+
+    Seconds until training goes on, updates that are repeated, exit code, weights beside those of
+    one process, processes and files that stay. Exits with 1 where a training did not survive.
+    """
+    from paceline.bench.faults import FAULTS, KINDS, chosen, run_cells
+
+    if as_list:
+        click.echo(f"exchanges: {', '.join(KINDS)}\nfaults: {', '.join(FAULTS)}")
+        return
+    outcomes = run_cells(chosen(only), lambda text: click.echo(text, err=True), keep)
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(each) for each in outcomes], indent=2))
+    else:
+        _print_faults(outcomes)
+    if not all(each.survived for each in outcomes):
+        raise SystemExit(1)
+
+
+def _print_faults(outcomes: Sequence[Outcome]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from paceline.report.tables import wide_console
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("exchange", "fault"):
+        table.add_column(name, no_wrap=True)
+    for name in ("s until it goes on", "repeated", "exit code", "weights", "orphans", "files"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in outcomes:
+        table.add_row(
+            each.kind,
+            each.fault,
+            ("" if each.is_hit else "not hit") if each.seconds is None else f"{each.seconds:.1f}",
+            str(each.repeated),
+            "none" if each.code is None else str(each.code),
+            {True: "equal", False: "OTHER", None: ""}[each.equal],
+            str(len(each.orphans)),
+            str(len(each.left)),
+        )
+    wide_console().print(table)
 
 
 def _two_hosts() -> dict[str, Any]:

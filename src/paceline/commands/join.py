@@ -1,4 +1,4 @@
-"""`paceline join`: one more worker for a training that is under way."""
+"""`paceline join`: one more host for a training that is under way."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import click
 def command(run: Path, text: str) -> None:
     """Let another host join the training in RUN (runs/latest when left out).
 
-    The training must use parameter servers over Gloo. The host takes the place of a worker that
-    was lost, or is one more.
+    The training must go in legs over Gloo (--engine ssh), or use parameter servers. The host takes
+    the place of one that was lost, or is one more.
 
     \b
     paceline join --host e
@@ -29,8 +29,9 @@ def command(run: Path, text: str) -> None:
     from paceline.config import load_config
     from paceline.config.hosts import find_hosts
     from paceline.errors import RunDirectoryError
+    from paceline.launch.agent import DOOR
     from paceline.launch.inspection import check_hosts
-    from paceline.launch.joining import DOOR, ask_to_join, one_host
+    from paceline.launch.joining import ask_to_join, one_host
 
     host = one_host(find_hosts(text).host, text)
     if not (run / "config.toml").is_file():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.config.help import settings_help
-from paceline.errors import ConfigError, UserError
+from paceline.errors import ConfigError, RunError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,6 +103,9 @@ def command(
     if data_root is not None:
         changes = (*changes, f"data.root={json.dumps(str(data_root))}")
 
+    options = {"--hosts": hosts_text, "--engine": engine, "--nodes": nodes, "--slurm": slurm_text}
+    where = [str(word) for pair in options.items() if pair[1] for word in pair]
+
     def say(text: str) -> None:
         if not as_json:
             click.echo(text)
@@ -166,12 +169,22 @@ def command(
     else:
         start = begin()
         with publishing(start.run.path, publish, say), watching(start.run.path, watch, say):
-            result = api.run_training(start)
-            while result.changes:
-                result = api.run_training(go_on(result))
-    where = {"--hosts": hosts_text, "--engine": engine, "--nodes": nodes, "--slurm": slurm_text}
-    _show(result, as_json, [str(w) for pair in where.items() if pair[1] for w in pair])
+            try:
+                result = api.run_training(start)
+                while result.changes:
+                    result = api.run_training(go_on(result))
+            except RunError:
+                if hosts is not None and (start.run.checkpoints / "latest").exists():
+                    say(_continue_with(start.run.path, where))
+                raise
+    _show(result, as_json, where)
     return result.exit_code
+
+
+def _continue_with(run: Path, where: Sequence[str]) -> str:
+    """The command that goes on with a run; `where`: the options that say on which hosts."""
+    words = ["paceline", "train", "--resume", "--run", str(run), *where]
+    return f"continue with: {shlex.join(words)}"
 
 
 def seconds_since_start() -> float:
@@ -223,8 +236,7 @@ def _show(result: Any, as_json: bool, where: Sequence[str]) -> None:
         click.echo(json.dumps({"run": str(result.run), **result.summary}, indent=2))
         return
     if result.exit_code:
-        words = ["paceline", "train", "--resume", "--run", str(result.run), *where]
-        click.echo(f"stopped and saved; continue with: {shlex.join(words)}")
+        click.echo(f"stopped and saved; {_continue_with(result.run, where)}")
         return
     from paceline.text import terminal
     from paceline.training.progress import summary_table

@@ -10,7 +10,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from paceline.errors import DeadlineError, LostError, WorkerError
@@ -22,6 +22,9 @@ _LOOK_SECONDS = 0.05
 _KEPT = 64
 """Orders that stay in the store for nodes that have not read them yet."""
 _ORDER = {"do": ONE_LINE, "members": [int], "words": {}}
+_WELCOME = {"number": int, "hosts": [ONE_LINE]}
+_ARRIVALS = "arrivals"
+"""Set while a node that came later waits to be taken in."""
 _ANSWER = {"did?": {}, "refused?": str, "kind?": ONE_LINE}
 
 
@@ -33,6 +36,8 @@ class Crew:
         self._number = 0
         self.gone: dict[int, str] = {}
         """Nodes that were lost, and how; filled in by whoever hears of it."""
+        self._comings: dict[int, int] = {}
+        """How often a node has come while the others trained."""
 
     # --- the node that leads --------------------------------------------------
 
@@ -81,9 +86,58 @@ class Crew:
         with _explained("tell the other nodes to stop"):
             self._store.set("stop", "1")
 
+    def has_arrivals(self) -> bool:
+        """Whether a node that came later waits to be taken in."""
+        with _explained("hear the other nodes"):
+            return self._store.check([_ARRIVALS])
+
+    def arrivals(self) -> dict[int, Any]:
+        """Nodes that wait to be taken in, the next new number among them, and what they say."""
+        found = {}
+        with _explained("hear the other nodes"):
+            self._store.delete_key(_ARRIVALS)
+            for node in range(1, len(self.hosts) + 1):
+                if self._store.check([f"arrived/{node}"]):
+                    found[node] = parse_json(self._store.get(f"arrived/{node}"))
+                    self._store.delete_key(f"arrived/{node}")
+        return found
+
+    def take_in(self, node: int, host: str) -> None:
+        """Count a node among the others from the next order on."""
+        self.learn([{"node": node, "host": host, "comings": self._comings.get(node, 0) + 1}])
+        text = json.dumps({"number": self._number, "hosts": self.hosts})
+        with _explained("tell a node that it is taken in"):
+            self._store.set(f"welcome/{node}", text)
+
     # --- the others -----------------------------------------------------------
 
-    def say(self, what: str, value: float) -> None:
+    def arrive(self, words: dict[str, Any]) -> None:
+        """Come to a training under way; returns when the first node has taken this one in."""
+        with _explained("tell the first node that it is here"):
+            self._store.delete_key(f"welcome/{self.node}")
+            self._store.set(f"arrived/{self.node}", json.dumps(words))
+            self._store.set(_ARRIVALS, "1")
+        welcome = self._await(f"welcome/{self.node}", _WELCOME)
+        self._number, self.hosts = int(welcome["number"]), list(welcome["hosts"])
+
+    def known_of(self, nodes: Iterable[int]) -> list[dict[str, Any]]:
+        """What other nodes may not have heard of these: they slept, or came later."""
+        return [
+            {"node": node, "host": self.hosts[node], "comings": self._comings.get(node, 0)}
+            for node in nodes
+        ]
+
+    def learn(self, told: Iterable[Mapping[str, Any]]) -> None:
+        """Hear what nodes are called, and who of those that were lost is there again."""
+        for each in told:
+            node = each["node"]
+            self.hosts += ["?"] * (node + 1 - len(self.hosts))
+            self.hosts[node] = each["host"]
+            if each["comings"] > self._comings.get(node, 0):
+                self._comings[node] = each["comings"]
+                self.gone.pop(node, None)
+
+    def say(self, what: str, value: Any) -> None:
         """Say something of this node that nobody waits for."""
         with _explained("tell the first node"):
             self._store.set(f"said/{what}/{self.node}", json.dumps(value))
@@ -110,14 +164,14 @@ class Crew:
         """The next order for this node; sleeps until it comes."""
         while True:
             self._number += 1
-            order = self._await(f"order/{self._number}")
+            order = self._await(f"order/{self._number}", _ORDER)
             if self.node in order["members"]:
                 return order
 
-    def _await(self, key: str) -> dict[str, Any]:
+    def _await(self, key: str, shape: Mapping[str, Any]) -> dict[str, Any]:
         while True:
             try:
-                return read_order(self._store.get(key))
+                return read_order(self._store.get(key), shape)
             except RuntimeError as error:
                 if not _is_patience(error):
                     raise WorkerError(
@@ -134,10 +188,10 @@ class Crew:
         self._store.close()
 
 
-def read_order(text: bytes) -> dict[str, Any]:
-    """What the first node asks of others."""
+def read_order(text: bytes, shape: Mapping[str, Any] = _ORDER) -> dict[str, Any]:
+    """What the first node asks of others, or how it takes one in."""
     try:
-        return dict(checked(parse_json(text), _ORDER))
+        return dict(checked(parse_json(text), shape))
     except ValueError as error:
         raise WorkerError(f"what came is no order for a node: {error}") from None
 

@@ -160,6 +160,19 @@ class Network:
             raise UnsupportedError(f"there is no store for {purpose} over {self.backend}")
         return PrefixStore(purpose, self._store)
 
+    @contextlib.contextmanager
+    def rendezvous(
+        self, purpose: str, hopeless: Callable[[], str] | None = None
+    ) -> Iterator[PrefixStore]:
+        """The same, for a meeting that is given up once there is a reason not to wait any more."""
+        store = self.store(purpose)
+        assert self._store is not None
+        self._store.hopeless = hopeless
+        try:
+            yield store
+        finally:
+            self._store.hopeless = None
+
     # --- messages -------------------------------------------------------------
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int = 0) -> Pending:

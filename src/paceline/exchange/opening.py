@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -35,25 +35,45 @@ def open_network(context: RankContext, hosts: Sequence[str], *, deadline: float)
     return Network(group, hosts, backend=context.backend, store=store)
 
 
+def open_late(context: RankContext, hosts: Sequence[str], *, deadline: float) -> Network:
+    """The network of a node that comes to a training under way: parts of it can be opened alone."""
+    store = open_store(context, deadline=deadline, serves=False)
+    return Network(None, hosts, backend=context.backend, rank=context.node, store=store)
+
+
 def open_part(
-    context: RankContext, network: Network, members: Sequence[int], name: str, *, deadline: float
+    context: RankContext,
+    network: Network,
+    members: Sequence[int],
+    name: str,
+    *,
+    hosts: Sequence[str],
+    deadline: float,
+    hopeless: Callable[[], str] | None = None,
+    opened: Callable[[Network], None] = lambda network: None,
 ) -> Network:
     """A network of some of the nodes of another, with connections of its own.
 
-    Those nodes call it, and nobody else; `name` is one that no other part had. What breaks it
-    leaves the whole network as it was.
+    Those nodes call it, and nobody else; `name` is one that no other part had, `hosts` are those of
+    the members. What breaks it leaves the whole network as it was. `hopeless` says why there is no
+    use in waiting for a member; `opened` gets the network before its members have proved anything.
     """
-    hosts = [network.hosts[member] for member in members]
     place = list(members).index(network.rank)
     if network.backend == "mpi4py":
         from paceline.backends.mpi import open_part as open_mpi_part
 
         group = open_mpi_part(members, place, name, deadline)
-        return Network(group, hosts, backend=network.backend)
-    store = network.store("parts")
+        part = Network(group, hosts, backend=network.backend)
+        opened(part)
+        return part
     timeout = datetime.timedelta(seconds=deadline)
-    group, _ = gloo_group(name, store, context, timeout, members=(place, len(members)))
-    return Network(group, hosts, backend=network.backend)
+    with network.rendezvous("parts", hopeless) as store:
+        made = connected_group(name, store, context, timeout, (place, len(members)))
+    part = Network(made, hosts, backend=network.backend)
+    opened(part)
+    others = [other for other in range(len(members)) if other != place]
+    prove_members(made, place, others, context.secret, name)
+    return part
 
 
 def open_store(context: RankContext, *, deadline: float, serves: bool | None = None) -> SecureStore:
@@ -99,13 +119,24 @@ def gloo_group(
 
     `members`: this member's number and how many there are, where they are not all nodes.
     """
+    rank, size = members if members[1] else (context.node, context.nodes)
+    group = connected_group(name, store, context, timeout, (rank, size))
+    others = [other for other in range(size) if other != rank]
+    return group, prove_members(group, rank, others, context.secret, name)
+
+
+def connected_group(
+    name: str,
+    store: Store,
+    context: RankContext,
+    timeout: datetime.timedelta,
+    members: tuple[int, int],
+) -> Any:
+    """A group of Gloo whose members are connected, and have proved nothing."""
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timeout
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address(context))]
-    rank, size = members if members[1] else (context.node, context.nodes)
-    group = dist.ProcessGroupGloo(PrefixStore(name, store), rank, size, options)
-    others = [other for other in range(size) if other != rank]
-    return group, prove_members(group, rank, others, context.secret, name)
+    return dist.ProcessGroupGloo(PrefixStore(name, store), *members, options)
 
 
 def own_address(context: RankContext) -> str:

@@ -15,6 +15,7 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -235,7 +236,9 @@ class SecureStore(Store):
     ) -> None:
         """`serves`: this process has the store, at this address of its own."""
         super().__init__()
-        self._seconds = seconds
+        self._seconds, self._secret = seconds, secret
+        self.hopeless: Callable[[], str] | None = None
+        """Says why there is no use in waiting any longer, if there is none."""
         self._lock = threading.Lock()
         self._line: Line | None = None
         self._server = StoreServer(listening_address(address), port, secret) if serves else None
@@ -274,6 +277,10 @@ class SecureStore(Store):
                 if not is_open:
                     self._leave(line)
                     raise RuntimeError("the connection to the store was lost")
+                if order.seconds and self.hopeless is not None and (why := self.hopeless()):
+                    self._leave(line)  # and its answer, should there be one, with it
+                    self._line = Line(*connect([self.place], self._secret, PURPOSE))
+                    raise RuntimeError(f"waiting at the store was given up: {why}")
             self._leave(line)  # an answer that comes later would be taken for the next one's
             raise RuntimeError("timed out waiting for the store")
 

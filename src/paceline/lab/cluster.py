@@ -241,6 +241,10 @@ class Lab:
         """Let stopped processes go on."""
         return self._signal(host, signal.SIGCONT, process)
 
+    def signal(self, host: str, number: int, process: str | None = None) -> int:
+        """Send a signal to a host's processes, or to those whose command line contains a text."""
+        return self._signal(host, number, process)
+
     def apply(self, fault: FaultSpec) -> None:
         """Make a fault of the lab file happen now."""
         if fault.kind in ("pause", "resume"):

@@ -33,10 +33,10 @@ from paceline.config.environment import (
 )
 from paceline.exchange.losses import leave_word
 from paceline.launch.carry import Carrier
-from paceline.launch.channel import BEAT_SECONDS, REPORT, Channel, Message, connect
-from paceline.launch.child import Child
+from paceline.launch.channel import BEAT_SECONDS, REPORT, SLACK_SECONDS, Channel, Message, connect
+from paceline.launch.child import STACK_SIGNAL, Child, how_it_ended
 from paceline.launch.files import take_piece
-from paceline.launch.leftovers import SharedFiles
+from paceline.launch.leftovers import SharedFiles, end_daemon
 from paceline.launch.rank import die_with_parent
 from paceline.launch.signals import leave_tidily
 from paceline.local.board import Board, anonymous_memory
@@ -48,8 +48,14 @@ from paceline.text import printable
 
 MARKER = ".launch"
 """File in the run directory by which an agent sees that it is the launcher's own."""
+DOOR = "join.json"
+"""File in the run directory: where to ask whether a host may join."""
 _QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Torch warns of every host that has a number but no name; what fails raises anyway."""
+SAVE_SECONDS = 10.0
+"""How long a training has to stop in order and save when its launcher has gone."""
+_LAST_LOOK_SECONDS = 0.3
+"""A process that was killed closes its connections before it can be seen to have ended."""
 _ANSWERS = {"measure": "measuring", "links": "measuring the network"}
 """Children that print one answer as JSON, and what an error calls them."""
 
@@ -70,6 +76,9 @@ class Agent:
         self.leaving: int | None = None
         """The exit code, once the launcher has what was written here."""
         self.exit_code: int | None = None
+        self.marker = ""
+        self.is_deserted = False
+        """The launcher has gone, or let this node go: nobody else ends what started us."""
         self.variables: dict[str, str] = {}
         self.shared_files = SharedFiles()
 
@@ -99,12 +108,43 @@ class Agent:
                     beat = time.monotonic() + BEAT_SECONDS
                     self.channel.send("beat", ranks=self.places())
             return self.exit_code
+        except SystemExit as leaving:  # a signal
+            self.say_why(int(leaving.code or 0) - 128)
+            raise
         finally:
+            if self.is_deserted:
+                self.let_save()
             self.end_child()
             self.selector.close()
             self.channel.close()
             self.shared_files.remove()
             self.carrier.close()
+            if self.is_deserted:
+                self.clear_up()
+                end_daemon()
+
+    def clear_up(self) -> None:
+        """Remove what a launcher that was killed has left in the run, unless there is a new one."""
+        if self.is_ours():
+            for name in (DOOR, MARKER):
+                (self.run.path / name).unlink(missing_ok=True)
+
+    def is_ours(self) -> bool:
+        """Whether no other launcher has taken the run over that we see here."""
+        try:
+            return (self.run.path / MARKER).read_text() == self.marker
+        except OSError:
+            return False
+
+    def let_save(self) -> None:
+        """The launcher was killed, or we are cut off: stop in order, unless others write there."""
+        child = self.child
+        if child is None or child.purpose != "train":
+            return
+        if self.is_ours() or self.carrier.folder is not None:
+            child.signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.process.wait(timeout=SAVE_SECONDS)
 
     # --- what the launcher says -----------------------------------------------
 
@@ -118,14 +158,16 @@ class Agent:
                 except Exception as error:
                     self.channel.send("error", report=_report(error, self.first_rank))
         if not is_open and self.exit_code is None:
-            self.exit_code = 1
+            self.exit_code, self.is_deserted = 1, True
 
     def on_welcome(self, message: Message) -> None:
         """Where the run is, what the launcher's environment has, which cores are ours."""
         self.variables = dict(message["variables"])
+        self.channel.allow_silence(message["silence"] + SLACK_SECONDS)
         path = Path(message["run"])
         marker = path / MARKER
         shared = marker.is_file() and marker.read_text() == message["marker"]
+        self.marker = message["marker"]
         if not shared:
             cache = Path(self.variables.get("PACELINE_CACHE") or cache_root())
             path = self.carrier.settle(cache, message["identity"], message["marker"])
@@ -230,6 +272,11 @@ class Agent:
         if self.child is not None and self.child.purpose == "train":
             self.child.signal(message["signal"])
 
+    def on_stack(self, message: Message) -> None:
+        """Others have waited in vain for this node: let its process print where it stands."""
+        if self.child is not None and self.child.purpose == "train":
+            self.child.signal(STACK_SIGNAL)
+
     def on_lost(self, message: Message) -> None:
         """The launcher has lost a node that others here would wait for: leave word of it."""
         leave_word(self.run.path, self.node, message["lost"], message.get("why") or "")
@@ -322,22 +369,31 @@ class Agent:
         path = self.run.path / f"node-{self.node}" / "error.json"
         with contextlib.suppress(OSError, ValueError):
             return dict(checked(read_json_file(path), REPORT))
+        return self.wordless(f"{how_it_ended(code)} {self.where()}")
+
+    def wordless(self, text: str) -> dict[str, Any]:
+        report = {"rank": self.first_rank, "kind": "LostError", "message": text, "expected": True}
+        return report | {"traceback": "", "wordless": True}
+
+    def where(self) -> str:
         place = self.places()[0]
-        where = f"in {place['phase'] or 'start-up'} of update {place['update']}"
-        if code < 0:
-            name = signal.Signals(-code).name
-            cause = " (often: out of memory)" if -code == signal.SIGKILL else ""
-            text = f"was killed by {name}{cause} {where}"
-        else:
-            text = f"exited with code {code} {where}"
-        return {
-            "rank": self.first_rank,
-            "kind": "WorkerError",
-            "message": text,
-            "expected": True,
-            "traceback": "",
-            "wordless": True,
-        }
+        return f"in {place['phase'] or 'start-up'} of update {place['update']}"
+
+    def say_why(self, number: int) -> None:
+        """Before a signal ends us: was it the child that ended first, as MPI's daemons find out?
+
+        They end every agent of a training of which one process is gone.
+        """
+        child = self.child
+        if child is not None and child.purpose == "train":
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = child.process.wait(timeout=_LAST_LOOK_SECONDS)
+                if code:
+                    self.channel.send("error", report=self.failure(code))
+                    return
+        name = signal.Signals(number).name
+        report = self.wordless(f"was told to end ({name} to its agent) {self.where()}")
+        self.channel.send("error", report=report | {"told": True})
 
     def places(self) -> list[dict[str, Any]]:
         """Where each rank of this node is."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import fcntl
+import functools
 import hashlib
 import shutil
 import sys
@@ -323,13 +324,15 @@ class Carrier:
         self.folder: Path | None = None
         """Where this node works if it cannot see the launcher's run."""
         self._kept: list[Path] = []
+        self._look: Callable[[], list[Path]] = list
         self._bringing: Bringing | None = None
         self._farewell: Callable[[], None] | None = None
         self._is_brought = True
 
     def settle(self, cache: Path, run: str, session: str) -> Path:
         """A folder of this node's own, and what earlier agents of the run have left."""
-        self._kept = kept_folders(cache, run)
+        self._look = functools.partial(kept_folders, cache, run)
+        self._kept = self._look()
         self.folder = cache / "runs" / f"{run}-{self.node}-{session[:8]}"
         self.folder.mkdir(parents=True, exist_ok=True)
         RunDirectory(self.folder).lock()  # until this process ends: nobody takes it for left
@@ -351,8 +354,9 @@ class Carrier:
 
     def forget(self, update: int) -> None:
         """Remove what was left and is no newer than that."""
+        still = self._look()  # another agent that begins may have been seen before its lock
         for folder in self._kept:
-            if newest_update(folder) <= update:
+            if folder in still and newest_update(folder) <= update:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def begin(self, ranks: Sequence[int]) -> None:

@@ -22,11 +22,16 @@ PURPOSE = "control"
 BEAT_SECONDS = 0.5
 """How often each side shows that it lives."""
 SILENCE_SECONDS = 6.0
-"""An agent that was not heard of for so long is lost."""
+"""An agent that was not heard of for so long is lost, unless a training says otherwise."""
+SLACK_SECONDS = 4.0
+"""How much longer the kernel keeps a connection: the launcher is to decide, not the kernel."""
 MOST_WAITING = 2**20
 """Bytes in the queue above which beats and printed lines are left out: the other side is stuck."""
 
-REPORT: Final = {"rank": int, "kind": ONE_LINE, "message": str, "expected": bool, "traceback?": str}
+REPORT: Final = {
+    "rank": int, "kind": ONE_LINE, "message": str, "expected": bool, "traceback?": str,
+    "wordless?": bool, "told?": bool,
+}  # fmt: skip
 """What a rank that failed says of itself, here and in error.json."""
 TO_LAUNCHER: Final[Mapping[str, Mapping[str, Any]]] = {
     "hello": {"node": int, "host?": ONE_LINE, "cores?": [int]},
@@ -49,6 +54,7 @@ TO_AGENT: Final[Mapping[str, Mapping[str, Any]]] = {
     "welcome": {
         "run": str, "marker": ONE_LINE, "identity": ONE_LINE, "config": str,
         "folder": str, "variables": {"*": str}, "slots": int, "slot": int, "cores?": int,
+        "silence": float,
     },
     "file": {"path": str, "link?": str, "at?": int, "data?": str},
     "carried": {"taken": bool},
@@ -64,6 +70,7 @@ TO_AGENT: Final[Mapping[str, Mapping[str, Any]]] = {
         "program": ONE_LINE, "silent": bool, "joins?": bool, "legs?": {},
     },
     "stop": {"signal": int},
+    "stack": {},
     "lost": {"lost": int, "why?": str},
 }  # fmt: skip
 

@@ -9,6 +9,8 @@ import signal
 import subprocess
 from typing import IO
 
+STACK_SIGNAL = signal.SIGUSR1
+"""At which a rank prints where all of its threads stand."""
 _RANK = re.compile(r"\[rank (\d+)\] (.*)", re.DOTALL)
 """How the local engine marks what ranks other than the first print."""
 
@@ -75,3 +77,15 @@ class Child:
             self.process.wait(timeout=10)
         for stream in self.streams:
             stream.close()
+
+
+def how_it_ended(code: int) -> str:
+    """A process that ended without a word, by its exit code.
+
+    >>> how_it_ended(-9)
+    'was killed by SIGKILL (often: out of memory)'
+    """
+    if code >= 0:
+        return f"exited with code {code}"
+    cause = " (often: out of memory)" if -code == signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{cause}"

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import UserError
-from paceline.launch.channel import BEAT_SECONDS, PURPOSE, SILENCE_SECONDS, Channel, Message
+from paceline.launch.channel import (
+    BEAT_SECONDS,
+    PURPOSE,
+    SILENCE_SECONDS,
+    SLACK_SECONDS,
+    Channel,
+    Message,
+)
 from paceline.launch.ssh import is_here
 from paceline.secure.addresses import LOOPBACK, is_loopback
 from paceline.secure.door import Door
@@ -60,8 +67,15 @@ class Lost:
 class Control:
     """Listens for agents, and talks with those that know the run's secret."""
 
-    def __init__(self, nodes: int, addresses: Sequence[str] = (LOOPBACK,)) -> None:
+    def __init__(
+        self,
+        nodes: int,
+        addresses: Sequence[str] = (LOOPBACK,),
+        *,
+        silence: float = SILENCE_SECONDS,
+    ) -> None:
         """`addresses`: of this machine, where the hosts can reach it, and nowhere else."""
+        self.silence = silence
         self.nodes = nodes
         self.secret = new_secret()
         self.peers: dict[int, Peer] = {}
@@ -201,8 +215,13 @@ class Control:
         return [
             Lost(peer.node, now - peer.heard)
             for peer in self.peers.values()
-            if not peer.ended and peer.channel.fileno() >= 0 and now - peer.heard > SILENCE_SECONDS
+            if not peer.ended and peer.channel.fileno() >= 0 and now - peer.heard > self.silence
         ]
+
+    def quiet(self, node: int) -> bool:
+        """Whether a node that is connected has missed several of its beats."""
+        peer = self.peers[node]
+        return time.monotonic() - peer.heard > self.silence / 2
 
     def _greet(
         self, channel: Channel, arrived: list[Message], is_open: bool
@@ -226,6 +245,7 @@ class Control:
             self._drop(channel)
             return [], False
         del self._nameless[channel]
+        channel.allow_silence(self.silence + SLACK_SECONDS)
         self.peers[node] = Peer(
             node=node,
             channel=channel,

@@ -9,18 +9,38 @@ from paceline.errors import WorkerError
 from paceline.launch.channel import Message
 from paceline.launch.control import Lost
 
-_CONSEQUENCES = ("another rank failed", "lost another host", "which leads the training, has gone")
+_CONSEQUENCES = (
+    "another rank failed", "lost another host", "which leads the training, has gone",
+    "lost a server", "lost the first node",
+)  # fmt: skip
+
+
+_BY_OTHERS = ("SIGTERM", "SIGABRT", "SIGHUP", "SIGINT")
+"""Signals by which MPI ends ranks when another one is lost."""
 
 
 def order(failure: Message | Lost) -> int:
-    """Causes first: what a rank says of itself, a lost host, an end without a word, hearsay."""
+    """Causes first.
+
+    0 what a rank says of itself, 1 a rank that was killed, 2 a lost host, 3 an end without a word,
+    4 hearsay, 5 an agent that was told to end, as MPI tells all when one is lost.
+    """
     if isinstance(failure, Lost):
-        return 1
-    report = failure["report"]
-    if report.get("wordless"):  # MPI, too, ends ranks without a word when another host is lost
         return 2
-    late = report["kind"] == "DeadlineError"
-    return 3 if late or any(text in str(report["message"]) for text in _CONSEQUENCES) else 0
+    report = failure["report"]
+    message = str(report["message"])
+    if report.get("told"):
+        return 5
+    if report.get("wordless"):
+        was_killed = "was killed by" in message and not any(n in message for n in _BY_OTHERS)
+        return 1 if was_killed else 3
+    of_others = report["kind"] in ("DeadlineError", "LostError")
+    return 4 if of_others or any(text in message for text in _CONSEQUENCES) else 0
+
+
+def may_pass(failure: Message | Lost) -> bool:
+    """Whether the same training, begun again, may go on: nothing is wrong with what it computes."""
+    return order(failure) > 0
 
 
 def lost_sentence(lost: Lost, host: str, rank: int, place: str) -> str:
@@ -62,5 +82,5 @@ def _with_place(message: str, host: str, rank: int) -> str:
         return message
     if message.startswith("rank "):
         return f"host {host}: {message}"
-    joint = " " if message.startswith(("was killed", "exited with")) else ": "
+    joint = " " if message.startswith(("was killed", "exited with", "was told")) else ": "
     return f"rank {rank} on host {host}{joint}{message}"

@@ -236,7 +236,9 @@ class AskedHost:
             self.process.wait(timeout=10)
 
 
-def inspect_hosts(hosts: tuple[Host, ...], wanted: dict[str, Any]) -> Inspection:
+def inspect_hosts(
+    hosts: tuple[Host, ...], wanted: dict[str, Any], *, seconds: float = ANSWER_SECONDS
+) -> Inspection:
     """Ask all hosts at once what they are, and whether they reach each other."""
     asked: list[AskedHost] = []
     failures: dict[str, str] = {}
@@ -249,7 +251,7 @@ def inspect_hosts(hosts: tuple[Host, ...], wanted: dict[str, Any]) -> Inspection
                 asked.append(AskedHost(host, words))
             except OSError as error:
                 failures[host.name] = with_remedy(str(error))
-        facts = collect(asked, failures, FACTS)
+        facts = collect(asked, failures, FACTS, seconds)
         now = time.time()
         for name, found in facts.items():
             # Between asking and now: an error of seconds at most, which is enough to warn.
@@ -264,7 +266,7 @@ def inspect_hosts(hosts: tuple[Host, ...], wanted: dict[str, Any]) -> Inspection
                 if other is not each
             ]
             each.tell({"peers": peers})
-        answers = collect(able, failures, REACHED)
+        answers = collect(able, failures, REACHED, seconds)
     finally:
         for each in asked:
             each.close()
@@ -327,6 +329,15 @@ def collect(
         for key in list(selector.get_map().values()):
             failures[key.data.host.name] = key.data.last_words(seconds)
     return found
+
+
+_OFF = ("No route to host", "timed out", "Connection refused", "nothing came within")
+"""Of a host whose name is known, and which is off, starts up, or is cut off."""
+
+
+def is_off(failure: str) -> bool:
+    """Whether a host that did not answer may do so later, by what ssh said."""
+    return any(sign in failure for sign in _OFF)
 
 
 def check_hosts(hosts: tuple[Host, ...], config: Config) -> Inspection:

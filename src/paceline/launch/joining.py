@@ -1,14 +1,16 @@
 """Hosts that come to a training under way, and how the others hear of one that has gone.
 
-While a training takes new workers, the run directory has a file that only its owner can read: where
+While a training takes new nodes, the run directory has a file that only its owner can read: where
 the launcher listens, and the run's secret. `paceline join` asks there; the launcher starts an agent
-on the host, gives it the number of a worker that was lost (or a new one) and lets it train. The
-servers do the rest. Who asks may say what the host is called and where it is, and no more: which
-Python is started there the launcher knows itself.
+on the host, gives it the number of a node that was lost (or a new one) and lets it train. The
+servers, or the node that leads the legs, do the rest. A host that was lost from a training in legs
+is asked again by itself until it answers. Who asks may say what the host is called and where it is,
+and no more: which Python is started there the launcher knows itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -19,23 +21,28 @@ from typing import TYPE_CHECKING
 
 from paceline.config.environment import passed_variables
 from paceline.errors import ConfigError, PacelineError, RunDirectoryError, WorkerError
+from paceline.launch.agent import DOOR
 from paceline.launch.channel import Channel, Message, connect
 from paceline.launch.control import addresses_towards
 from paceline.launch.engines import Launch, StartedProcesses
 from paceline.launch.ssh import SshEngine
+from paceline.plan.together import plain_node
 from paceline.schema import Plan, decode, encode
 from paceline.schema.codec import rule
 from paceline.schema.hosts import Host, NodePlace
+from paceline.schema.legs import LegsOrder
 from paceline.schema.plain import ONE_LINE, checked, parse_json
 from paceline.secure.files import read_private, write_private
 
 if TYPE_CHECKING:
     from paceline.launch.session import Session
 
-DOOR = "join.json"
-"""File in the run directory: where to ask."""
 _NOTE = {"addresses": [ONE_LINE], "port": int, "secret": ONE_LINE}
 ANSWER_SECONDS = 150.0
+AGAIN_SECONDS = 5.0
+"""After which a host that was lost is asked whether it is back, ..."""
+MOST_PAUSE_SECONDS = 60.0
+"""... and at most between two times."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +60,20 @@ class Newcomer:
 
     place: NodePlace
     running: StartedProcesses
-    guest: Channel
-    """Who asked for it, and is to be answered."""
+    guest: Channel | None
+    """Who asked for it, and is to be answered; None: it was lost, and is asked again."""
     deadline: float
     is_welcome: bool = False
+
+
+@dataclass(frozen=True)
+class Missed:
+    """A host that was lost."""
+
+    host: Host
+    next_try: float
+    """When it is asked again (monotonic)."""
+    pause: float = AGAIN_SECONDS
 
 
 class Joining:
@@ -67,17 +84,25 @@ class Joining:
         self.coming: dict[int, Newcomer] = {}
         self.started: list[StartedProcesses] = []
         self._door = session.order.run.path / DOOR
-        if plan.servers and session.engine.backend == "gloo":
+        self.missed: dict[str, Missed] = {}
+        """Hosts that were lost, and are asked again."""
+        if (plan.servers or session.in_legs) and session.engine.backend == "gloo":
             self._open()
-        in_legs = start.get("legs") is not None
-        self._told = tuple(range(len(plan.nodes))) if in_legs else plan.servers or (0,)
-        """Who must know at once that a node was lost: those that keep the others' places."""
+        if session.in_legs:
+            soon = time.monotonic() + AGAIN_SECONDS
+            self.missed = {host.name: Missed(host, soon) for host in session.order.absent}
 
     def tell_of_loss(self, node: int, why: str = "") -> None:
         """Spare the others the wait for a host that is silent, whose connection stays open."""
-        for other in self._told:
+        session = self.session
+        told = range(len(session.places)) if session.in_legs else self.plan.servers or (0,)
+        for other in told:
             if other != node:
-                self.session.control.send(other, "lost", lost=node, why=why)
+                session.control.send(other, "lost", lost=node, why=why)
+        host = session.places[node].host
+        # Of several nodes on one host, each would have to be given its part of the cores again.
+        if session.in_legs and host.slots == 1 and not session.engine.places_nodes:
+            self.missed[host.name] = Missed(host, time.monotonic() + AGAIN_SECONDS)
 
     def _open(self) -> None:
         control = self.session.control
@@ -107,6 +132,7 @@ class Joining:
                 self._ask(guest, self._known(decode(JoinRequest, message["host"])))
             except (PacelineError, OSError) as error:  # a guest's mistake must not end the training
                 _answer(guest, False, str(error))
+        self._ask_missed()
         for node, newcomer in list(self.coming.items()):
             if node in control.peers and not newcomer.is_welcome:
                 newcomer.is_welcome = True
@@ -117,14 +143,30 @@ class Joining:
             elif time.monotonic() > newcomer.deadline:
                 self._refuse(newcomer, f"host {newcomer.place.host.name} did not start in time")
 
+    def _ask_missed(self) -> None:
+        """Ask hosts again that were lost, one at a time, less often each time."""
+        now = time.monotonic()
+        for name, missed in list(self.missed.items()):
+            if self.coming or now < missed.next_try:
+                continue
+            self.missed[name] = Missed(
+                missed.host, now + 2 * missed.pause, min(2 * missed.pause, MOST_PAUSE_SECONDS)
+            )
+            with contextlib.suppress(PacelineError, OSError):
+                self._ask(None, missed.host)
+
     def _known(self, asked: JoinRequest) -> Host:
         """The host that is meant, started as the hosts of this training are."""
         hosts = self.session.order.hosts
         mine = next((host for host in hosts.host if host.name == asked.name), None)
-        python = mine.python if mine is not None else hosts.defaults.python
-        return Host(name=asked.name, address=asked.address, cores=asked.cores, python=python)
+        how = mine or hosts.defaults
+        ssh = {"user": how.user, "port": how.port, "key": how.key}
+        if "@" in asked.address:
+            ssh["user"] = None
+        words = {"address": asked.address, "cores": asked.cores, "python": how.python, **ssh}
+        return decode(Host, {"name": asked.name, **words})
 
-    def _ask(self, guest: Channel, host: Host) -> None:
+    def _ask(self, guest: Channel | None, host: Host) -> None:
         session = self.session
         names = [p.host.name for p in session.places if p.node not in session.gone]
         names += [newcomer.place.host.name for newcomer in self.coming.values()]
@@ -151,7 +193,8 @@ class Joining:
         self.started.append(running)
         deadline = time.monotonic() + session.order.start_seconds
         self.coming[place.node] = Newcomer(place, running, guest, deadline)
-        session.order.say(f"host {host.name} is asked to join as node {place.node}")
+        if guest is not None:
+            session.order.say(f"host {host.name} is asked to join as node {place.node}")
 
     def _free_number(self, host: Host) -> int:
         """The number of a worker that was lost, its own host's first; else one more."""
@@ -166,7 +209,8 @@ class Joining:
         if newcomer is None:
             return False
         if message["kind"] == "ready":
-            self._begin(newcomer)
+            self.missed.pop(newcomer.place.host.name, None)
+            self._begin(newcomer, message)
         elif message["kind"] == "error":
             self._refuse(newcomer, str(message["report"]["message"]))
         return True
@@ -178,29 +222,44 @@ class Joining:
             self._refuse(newcomer, f"host {newcomer.place.host.name} has gone while it started")
         return newcomer is not None
 
-    def _begin(self, newcomer: Newcomer) -> None:
+    def _begin(self, newcomer: Newcomer, ready: Message) -> None:
         """Let a node train, now that its agent is there."""
         session, place = self.session, newcomer.place
-        node = place.node
-        plan = self.plan.with_servers(len(self.plan.servers), joining=node)
-        nodes = list(plan.nodes)
-        nodes[node] = dataclasses.replace(nodes[node], host=place.host.name, cores=())
-        plan = dataclasses.replace(plan, nodes=tuple(nodes))
-        session.take_in(place, rank=sum(other.ranks for other in nodes[:node]))
-        session.control.send(node, "start", **(self.start | {"plan": encode(plan), "joins": True}))
+        node, start = place.node, self.start
+        if session.in_legs:
+            plan = self._with_node(place, min(int(ready["usable"]), len(ready["cores"])))
+            order = LegsOrder(joins=True, writers=(node,) if ready["shared"] else ())
+            start = start | {"legs": encode(order)}
+            self.plan = plan  # the next one may have the number after it
+        else:
+            plan = self.plan.with_servers(len(self.plan.servers), joining=node)
+            nodes = list(plan.nodes)
+            nodes[node] = dataclasses.replace(nodes[node], host=place.host.name, cores=())
+            plan = dataclasses.replace(plan, nodes=tuple(nodes))
+        session.take_in(place, rank=sum(other.ranks for other in plan.nodes[:node]))
+        session.control.send(node, "start", **(start | {"plan": encode(plan), "joins": True}))
         del self.coming[node]
         _answer(newcomer.guest, True, f"host {place.host.name} joins as node {node}")
+
+    def _with_node(self, place: NodePlace, usable: int) -> Plan:
+        """All nodes, with one that has come in the place of one that was lost, or as one more."""
+        node = plain_node(place.host.name, usable)
+        nodes = list(self.plan.nodes)
+        nodes[place.node :] = [node, *nodes[place.node + 1 :]]
+        return dataclasses.replace(self.plan, nodes=tuple(nodes))
 
     def _refuse(self, newcomer: Newcomer, why: str) -> None:
         self.coming.pop(newcomer.place.node, None)
         newcomer.running.end()
-        self.session.order.say(f"no worker joins: {why}")
+        if newcomer.guest is not None:
+            self.session.order.say(f"no host joins: {why}")
         _answer(newcomer.guest, False, why)
 
 
-def _answer(guest: Channel, is_in: bool, text: str) -> None:
-    guest.send("answer", joined=is_in, text=text)
-    guest.close()
+def _answer(guest: Channel | None, is_in: bool, text: str) -> None:
+    if guest is not None:
+        guest.send("answer", joined=is_in, text=text)
+        guest.close()
 
 
 def ask_to_join(run: Path, host: Host) -> str:
@@ -215,8 +274,8 @@ def ask_to_join(run: Path, host: Host) -> str:
         ) from None
     except (OSError, ValueError):
         raise RunDirectoryError(
-            f"{run} takes no workers now: a host can join a training with exchange.kind ="
-            " 'parameter_server' over Gloo, while it runs"
+            f"{run} takes no workers now: a host can join a training while it runs, over Gloo"
+            " (--engine ssh), in legs or with exchange.kind = 'parameter_server'"
         ) from None
     if host.python not in (None, sys.executable):
         raise ConfigError(
@@ -261,6 +320,7 @@ def welcome_fields(session: Session, place: NodePlace) -> Message:
         "slots": place.host.slots,
         "slot": place.slot,
         "cores": place.host.cores,
+        "silence": session.order.silence,
     }
 
 

@@ -1,14 +1,17 @@
-"""Shared memory that MPI leaves behind when its ranks are killed."""
+"""What MPI leaves behind: shared memory of ranks that were killed, daemons of a host cut off."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from fnmatch import fnmatch
 from pathlib import Path
 
 _FOLDER = Path("/dev/shm")
 _PATTERNS = ("mpich_shm_*", "mpich_shar_tmp*", "sm_segment.*", "vader_segment.*", "*_ompi_*")
+_DAEMONS = ("prted", "hydra_pmi_proxy")
+"""What mpiexec starts on every other host, of Open MPI and of MPICH."""
 
 
 class SharedFiles:
@@ -50,3 +53,11 @@ def _mapped() -> set[str]:
                 if "/dev/shm/" in line:
                     found.add("/dev/shm/" + line.partition("/dev/shm/")[2].split(" ")[0])
     return found
+
+
+def end_daemon() -> None:
+    """End the daemon of MPI that started us, if one did: a cut link leaves it waiting for ever."""
+    parent = os.getppid()
+    with contextlib.suppress(OSError):
+        if Path(f"/proc/{parent}/comm").read_text().strip() in _DAEMONS:
+            os.kill(parent, signal.SIGTERM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from paceline.config.environment import agent_process, handed_board, rank_context
+from paceline.launch.child import STACK_SIGNAL
 from paceline.launch.rank import die_with_parent, leave, write_failure
 from paceline.run import RunDirectory
 
@@ -30,6 +32,7 @@ def main(run_path: str, silent: str, work: Callable[..., int] | None = None) -> 
     `work` does it, if not `run_node`.
     """
     die_with_parent(agent_process())
+    faulthandler.register(STACK_SIGNAL, all_threads=True)
     # Until training takes them over there is nothing to save.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)

@@ -15,10 +15,13 @@ from typing import Literal
 from paceline.config.environment import SECRET, lab_hosts
 from paceline.errors import UserError
 from paceline.launch.engines import Command, Engine, Launch
+from paceline.launch.ssh import ssh_config
 from paceline.schema.hosts import NodePlace
 from paceline.text import printable
 
 HOSTFILE = "hostfile"
+SSH_CONFIG = "ssh-config"
+"""Users, ports and keys of the hosts, where they have any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +95,10 @@ class MpiEngine(Engine):
         if network := launch.network or launch.interface:
             words += ["--mca", "btl_tcp_if_include", network]
             words += ["--prtemca", "prte_if_include", network]
+        if config := ssh_config(launch.hosts):
+            words += ["--prtemca", "plm_ssh_args", f"-F {_without_spaces(launch.run / SSH_CONFIG)}"]
         words += ["-x", SECRET, *_contexts(launch, "--host")]
-        return self._command(launch, words, hosts)
+        return self._command(launch, words, hosts, config)
 
     def _mpich(self, launch: Launch) -> Command:
         hosts = "".join(f"{h.network_address}:{h.slots}\n" for h in launch.hosts)
@@ -102,12 +107,36 @@ class MpiEngine(Engine):
         if launch.interface is not None:
             words += ["-iface", launch.interface, "-genv", "UCX_NET_DEVICES", launch.interface]
         words += ["-genvlist", SECRET, *_contexts(launch, "-hosts")]
-        return self._command(launch, words, hosts)
+        config, variables = ssh_config(launch.hosts), {}
+        if config:
+            place = _without_spaces(launch.run / SSH_CONFIG)
+            variables = {"HYDRA_LAUNCHER_EXTRA_ARGS": f"-F {place}"}
+        return self._command(launch, words, hosts, config, variables)
 
-    def _command(self, launch: Launch, words: list[str], hosts: str) -> Command:
+    def _command(
+        self,
+        launch: Launch,
+        words: list[str],
+        hosts: str,
+        config: str,
+        variables: dict[str, str] | None = None,
+    ) -> Command:
         return Command(
-            label="mpiexec", words=words, files={HOSTFILE: hosts}, variables=launch.variables
+            label="mpiexec",
+            words=words,
+            files={HOSTFILE: hosts} | ({SSH_CONFIG: config} if config else {}),
+            variables=launch.variables | (variables or {}),
         )
+
+
+def _without_spaces(path: Path) -> Path:
+    """MPI takes what it hands to ssh apart at spaces."""
+    if any(each.isspace() for each in str(path)):
+        raise UserError(
+            f"mpiexec cannot hand {str(path)!r} to ssh, because of its spaces, and hosts have a"
+            " user, port or key: choose another --run, or use --engine ssh"
+        )
+    return path
 
 
 def _contexts(launch: Launch, host_option: str) -> list[str]:

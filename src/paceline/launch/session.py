@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,10 +11,11 @@ from dataclasses import dataclass
 from paceline.errors import WorkerError
 from paceline.launch import failures
 from paceline.launch.agent import MARKER
-from paceline.launch.channel import Message
+from paceline.launch.channel import SILENCE_SECONDS, Message
 from paceline.launch.collect import Collecting, run_identity
 from paceline.launch.control import Control, Lost, addresses_towards
 from paceline.launch.engines import Engine, Launch, Running
+from paceline.launch.failing import Failing
 from paceline.launch.files import pieces_of
 from paceline.launch.joining import Joining, welcome_fields
 from paceline.launch.signals import Received, handled
@@ -27,12 +27,9 @@ from paceline.schema.machines import Machines
 from paceline.schema.plain import parse_toml
 from paceline.secure.addresses import own_addresses
 from paceline.secure.sealing import new_secret
-from paceline.text import printable
 
 START_SECONDS = 120.0
 """Every agent must have come by then, counted from when the engine could start them."""
-GRACE_SECONDS = 2.0
-"""After a failure, how long others have to say what they know: the cause may come second."""
 SENT = ("metrics.jsonl", "legs.jsonl", "checkpoints/latest")
 """What of a run that is continued a host must have that cannot see it."""
 LAST_SECONDS = 20.0
@@ -55,6 +52,10 @@ class HostOrder:
     """The module that trains one node by a plan."""
     legs_program: str = "paceline.workflow.hosts_member"
     """The module that trains one node in legs."""
+    absent: tuple[Host, ...] = ()
+    """Hosts that do not answer yet: a training in legs asks them again."""
+    silence: float = SILENCE_SECONDS
+    """Seconds without a word after which a host counts as lost."""
     continues: bool = False
     """The run was begun before: it must have a checkpoint."""
     silent: bool = False
@@ -68,7 +69,7 @@ class HostOrder:
     """What the checks found out; see `Launch`."""
 
 
-class Session:
+class Session(Failing):
     """Everything that is under way on the hosts."""
 
     def __init__(self, order: HostOrder, engine: Engine) -> None:
@@ -77,7 +78,7 @@ class Session:
         hosts = [place.host.network_address for place in self.places]
         # Where the engine chooses the hosts, nobody knows yet from where they will call.
         self.addresses = own_addresses() if engine.places_nodes else addresses_towards(hosts)
-        self.control = Control(len(self.places), self.addresses)
+        self.control = Control(len(self.places), self.addresses, silence=order.silence)
         self.signals = Received()
         self.marker = secrets.token_hex(16)
         self.identity = self.marker[:16]
@@ -90,8 +91,11 @@ class Session:
         """Nodes whose loss the exchange survives."""
         self.gone: set[int] = set()
         """Those of them that are lost."""
-        self.forgiven: list[tuple[int, Message | Lost]] = []
-        """How they were: the cause, should the first node fail with them."""
+        self.forgiven = {}
+        self.unheard: set[str] = set()
+        """Hosts that were silent when the session failed: there is no use in asking them again."""
+        self.is_led = False
+        """The training goes in legs."""
         self.in_legs = False
         """The first node leads, and makes the next leg without a node that was lost."""
         self.joining: Joining | None = None
@@ -163,7 +167,7 @@ class Session:
                     f" launcher's port {self.control.port} open to the hosts?"
                 )
         if self.engine.places_nodes:
-            self.places = self.found_places()
+            self.places = found_places(self.control)
         for place in self.places:
             self.welcome(place)
         self.ready = self.await_all("ready", "joining the run", self.order.start_seconds)
@@ -178,19 +182,7 @@ class Session:
         self.first_ranks[place.node : place.node + 1] = [rank]
         self.spare.add(place.node)
         self.gone.discard(place.node)
-
-    def found_places(self) -> tuple[NodePlace, ...]:
-        """Where the engine has put the nodes; agents that see the same cores divide them."""
-        peers = [self.control.peers[node] for node in range(len(self.places))]
-        found = []
-        for peer in peers:
-            alike = [p.node for p in peers if (p.host, p.cores) == (peer.host, peer.cores)]
-            address = peer.address
-            if address.startswith("127.") and any(p.host != peer.host for p in peers):
-                address = peer.host
-            host = Host(name=peer.host, address=address, slots=len(alike))
-            found.append(NodePlace(node=peer.node, host=host, slot=alike.index(peer.node)))
-        return tuple(found)
+        self.forgiven.pop(place.node, None)
 
     def measure(self, *, again: bool = False) -> dict[int, Machines]:
         """Let each node find out what planning must know of it, all at the same time."""
@@ -219,7 +211,7 @@ class Session:
 
     def train(self, plan: Plan, legs: LegsOrder | None = None) -> int:
         """Start every node's training and watch it to its end."""
-        rank = 0
+        rank, self.is_led = 0, legs is not None
         for number, node in enumerate(plan.nodes):
             self.first_ranks[number] = rank
             rank += node.ranks
@@ -249,7 +241,9 @@ class Session:
         ends = self.await_all("end", "training", None, nodes={0} if self.in_legs else None)
         if self.in_legs:  # one that hangs keeps nobody
             with contextlib.suppress(WorkerError):
-                self.await_all("end", "the end", LAST_SECONDS, nodes=set(range(1, len(plan.nodes))))
+                peers = self.control.peers.items()
+                late = {node for node, peer in peers if not peer.ended}
+                self.await_all("end", "the end", LAST_SECONDS, nodes=late)
         self.collecting.check_all_came()
         return int(ends[0]["code"])
 
@@ -346,15 +340,11 @@ class Session:
         if node in self.gone:
             return
         self.gone.add(node)
-        self.forgiven.append((node, cause))
+        self.forgiven[node] = (cause, time.monotonic())
         if self.joining is not None:
             self.joining.tell_of_loss(node, sentence)
         if isinstance(cause, Lost):
             self.control.cut(node)
-
-    def show(self, node: int, message: Message) -> None:
-        host = self.places[node].host.name
-        self.order.show(f"[{host} rank {message['rank']}] {printable(message['text'])}")
 
     def pass_signals_on(self) -> None:
         """The first signal stops in order, the second ends at once."""
@@ -367,53 +357,19 @@ class Session:
             return
         self.interrupt(number)
 
-    def interrupt(self, number: int) -> None:
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise SystemExit(128 + number)
 
-    # --- failing --------------------------------------------------------------
-
-    def fail(self) -> None:
-        """Raise the cause: what a rank says of itself, then a lost host, then what others say."""
-        silent = any(isinstance(f, Lost) and f.silent_seconds for _, f in self.failures)
-        # Who was silent for so long has given the others time enough to speak.
-        deadline = time.monotonic() + (0.0 if silent else GRACE_SECONDS)
-        while time.monotonic() < deadline and not self.has_cause():
-            messages, lost = self.control.turn(0.05)
-            known = {node for node, _ in self.failures}
-            self.failures += [(each.node, each) for each in lost if each.node not in known]
-            for node, message in messages:
-                if message["kind"] == "line":
-                    self.show(node, message)
-                elif message["kind"] == "error":
-                    self.failures.append((node, message))
-                else:
-                    self.collecting.hear(node, message)
-        # The first node may only say that it has lost another.
-        causes = [*self.failures, *self.forgiven]
-        node, cause = min(causes, key=lambda failure: failures.order(failure[1]))
-        if isinstance(cause, Lost):
-            raise WorkerError(f"{self.lost_sentence(cause)}; the run was ended")
-        if self.signals.numbers and node == 0:  # it had not yet begun to train
-            self.interrupt(self.signals.numbers[0])
-        failures.raise_report(cause["report"], self.places[node].host.name)
-
-    def has_cause(self) -> bool:
-        return any(failures.order(failure) == 0 for _, failure in self.failures)
-
-    def lost_sentence(self, lost: Lost) -> str:
-        host = self.places[lost.node].host.name
-        place = self.control.peers[lost.node].place
-        return failures.lost_sentence(lost, host, self.first_ranks[lost.node], place)
-
-    def names(self, nodes: list[int]) -> str:
-        """Hosts in words.
-
-        One host of several nodes is named once.
-        """
-        names = list(dict.fromkeys(self.places[node].host.name for node in nodes))
-        return f"host {names[0]}" if len(names) == 1 else f"hosts {', '.join(names)}"
+def found_places(control: Control) -> tuple[NodePlace, ...]:
+    """Where an engine has put the nodes; agents that see the same cores divide them."""
+    peers = [control.peers[node] for node in range(control.nodes)]
+    found = []
+    for peer in peers:
+        alike = [p.node for p in peers if (p.host, p.cores) == (peer.host, peer.cores)]
+        address = peer.address
+        if address.startswith("127.") and any(p.host != peer.host for p in peers):
+            address = peer.host
+        host = Host(name=peer.host, address=address, slots=len(alike))
+        found.append(NodePlace(node=peer.node, host=host, slot=alike.index(peer.node)))
+    return tuple(found)
 
 
 def decode_name(config: str) -> str:

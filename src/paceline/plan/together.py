@@ -64,16 +64,16 @@ def first_plan(config: Config, sites: Sequence[NodeSite], *, elementwise: bool =
     )
 
 
-def trains_in_legs(config: Config, plan: Plan) -> bool:
+def trains_in_legs(config: Config, plan: Plan, *, more: bool = False) -> bool:
     """Whether the pilot may choose which nodes train and how: nothing that it decides was named.
 
     Exchanges that give other weights than one process stay as they were asked for, and a model is
-    compiled once. The first node leads, so it must have a share.
+    compiled once. The first node leads, so it must have a share. `more`: others may come.
     """
     settings = config.exchange
     free = config.local.strategy == "auto" and settings.kind in ("auto", *SUMS)
     plain = settings.compression == "none" and not config.numerics.compile
-    return free and plain and len(plan.nodes) > 1 and plan.nodes[0].share > 0
+    return free and plain and (more or len(plan.nodes) > 1) and plan.nodes[0].share > 0
 
 
 def plain_node(host: str, usable: int, cores: tuple[int, ...] = ()) -> NodePlan:

@@ -33,6 +33,7 @@ MAY_CHANGE = (
     "name", "versions", "observe", "data.root", "data.cache", "data.processes", "workload.unit",
     "train.epochs", "train.steps", "train.lengths", "train.until", "train.deadline",
     "train.evaluate_every", "train.checkpoint_every", "train.keep",
+    "train.checkpoint_seconds", "train.silence", "train.restarts",
 )  # fmt: skip
 """What may be different when a run is continued: how long, not what."""
 

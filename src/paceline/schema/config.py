@@ -216,12 +216,19 @@ class Train:
     """Epochs between two evaluations; the last epoch is always evaluated."""
     checkpoint_every: int | None = rule(default=None, minimum=1)
     """Updates between two checkpoints; one is always written at the end of an epoch."""
+    checkpoint_seconds: float = rule(default=60.0, minimum=1.0, maximum=A_WEEK)
+    """Over several nodes, seconds after which one is written besides: what a loss can cost."""
     keep: int = rule(default=2, minimum=1)
     """How many of the newest checkpoints are kept, besides the best one."""
     deterministic: bool = True
     """Use only operations that give the same result every time."""
     deadline: float = rule(default=60.0, minimum=1.0, maximum=A_WEEK)
     """Seconds that ranks wait for a rank that does not arrive before the run is ended."""
+    silence: float = rule(default=10.0, minimum=2.0, maximum=A_WEEK)
+    """Seconds without a word after which a host counts as lost; a link may be cut for shorter."""
+    restarts: int = rule(default=3, minimum=0)
+    """How often nodes are started again after a loss that ends them all, without a new checkpoint
+    in between; 0: never."""
 
     def __post_init__(self) -> None:
         name, _, way = self.monitor.partition(":")

@@ -8,9 +8,11 @@ from typing import Literal
 
 from paceline.errors import ConfigError, shown
 from paceline.schema.codec import rule
+from paceline.text import is_one_line
 
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*")
 """What a host may be called: it goes into command lines of ssh, mpiexec and srun."""
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,12 @@ class HostDefaults:
     """Network interface that the others reach it by; found by trying when left out."""
     python: str | None = None
     """Python that has Paceline there; the launcher's own path when left out."""
+    user: str | None = None
+    """Who ssh logs in as there; as ssh itself decides when left out."""
+    port: int | None = rule(default=None, minimum=1, maximum=2**16 - 1)
+    """Port of its ssh service, where it is not ssh's own."""
+    key: str | None = None
+    """File with the private key for it; as ssh itself decides when left out."""
     cores: int | None = rule(default=None, minimum=1, maximum=2**16)
     """Cores to use there; all visible ones when left out."""
     share: float | None = rule(default=None, minimum=0.0, maximum=1e9)
@@ -47,11 +55,24 @@ class Host(HostDefaults):
                     f"host.{key} = {shown(value)} must be a host's plain name or address:"
                     " letters, digits and any of . _ : @ -"
                 )
+        if self.user is not None and not _USER.fullmatch(self.user):
+            raise ConfigError(
+                f"host.user = {shown(self.user)} must be a plain user name: letters, digits and any"
+                " of . _ -"
+            )
+        if self.user is not None and "@" in self.address:
+            raise ConfigError(
+                f"host {self.name} has user = {shown(self.user)} and address ="
+                f" {shown(self.address)}: name the user in one of them"
+            )
+        if self.key is not None and not is_one_line(self.key):
+            raise ConfigError(f"host.key = {shown(self.key)} must be the path of a file")
 
     @property
     def reach(self) -> str:
         """Where ssh goes."""
-        return self.address or self.name
+        place = self.address or self.name
+        return f"{self.user}@{place}" if self.user else place
 
     @property
     def network_address(self) -> str:

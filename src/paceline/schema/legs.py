@@ -39,6 +39,8 @@ class Leg:
     """Why it ended before its time, if it did."""
     left: tuple[str, ...] = ()
     """Hosts that were lost in it."""
+    came: tuple[str, ...] = ()
+    """Hosts that came before it began, whether it uses them or not."""
     lost_seconds: float = rule(default=0.0, minimum=0.0)
     """From its last update, after which a host was lost, to the first update of the next leg."""
     began_at: float = 0.0
@@ -69,6 +71,17 @@ class Lesson:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Broken:
+    """A loss after which all nodes were started again."""
+
+    why: str
+    left: tuple[str, ...] = ()
+    """Hosts that are not there any more."""
+    at: float = 0.0
+    """When it was noticed, in seconds since 1970."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LegsOrder:
     """What the node that leads a training over several is told before it begins."""
 
@@ -87,6 +100,10 @@ class LegsOrder:
     """Forget what past trainings have taught."""
     elapsed: float = 0.0
     """Seconds since the training was asked for."""
+    joins: bool = False
+    """The others train already: this node comes to them."""
+    broken: Broken | None = None
+    """Why the nodes were started again, if they were."""
 
 
 def leg_text(role: str, name: str, reason: str) -> str:
@@ -104,7 +121,7 @@ def merged(legs: Sequence[Leg]) -> list[Leg]:
     for leg in legs:
         last = found[-1] if found else None
         same = last is not None and (last.name, last.plan) == (leg.name, leg.plan)
-        if last is None or not same or last.ended or leg.ended:
+        if last is None or not same or last.ended or leg.ended or leg.came:
             found.append(leg)
             continue
         longer = leg if leg.updates > last.updates else last

@@ -18,6 +18,11 @@ _REFUSALS = 5
 """A door that many strangers press into may drop us too: so often we ask before we give up."""
 _PAUSE = 0.05
 
+DEAD_SECONDS = 10.0
+"""After which a connection is given up through which nothing comes."""
+_PROBE_SECONDS = 2
+"""Between two tries of the kernel to hear from the other end."""
+
 
 class Line:
     """Messages of bytes over a connected socket."""
@@ -96,21 +101,29 @@ class Line:
         poll.poll(max(0.0, seconds) * 1000)
         self.flush()
 
+    def allow_silence(self, seconds: float) -> None:
+        """Let the kernel keep the connection for so long while nothing comes through."""
+        if self.connection.fileno() >= 0:
+            _notice_dead_links(self.connection, seconds)
+
     def close(self) -> None:
         if self.connection.fileno() >= 0:
             self.flush()
             self.connection.close()
 
 
-def _notice_dead_links(connection: socket.socket) -> None:
+def _notice_dead_links(connection: socket.socket, seconds: float = DEAD_SECONDS) -> None:
     """Let the kernel break a connection whose other end has silently gone.
 
     The kernel answers for a process that is merely stopped, so Ctrl-Z ends nothing.
     """
-    wanted = (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 4))
+    tries = min(127, max(1, round(seconds / _PROBE_SECONDS) - 1))  # Linux takes no more
+    pause = max(_PROBE_SECONDS, min(32767, round(seconds / (tries + 1))))
+    wanted = (("TCP_KEEPIDLE", pause), ("TCP_KEEPINTVL", pause), ("TCP_KEEPCNT", tries))
+    most = min(round(seconds * 1000), 2**31 - 1)
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in (*wanted, ("TCP_USER_TIMEOUT", 10_000)):
+        for name, value in (*wanted, ("TCP_USER_TIMEOUT", most)):
             if hasattr(socket, name):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

@@ -43,6 +43,10 @@ from paceline.training.totals import added_up, agreed_names
 
 LOOK_SECONDS = 0.5
 """How often the first rank looks whether a checkpoint was asked for."""
+MOST_SAVING = 0.05
+"""Of the time, for checkpoints that only the clock asks for."""
+BEGAN = time.time()
+"""When this process did, for a run that has no checkpoint yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +82,8 @@ class Continuing:
         self.traffic = Traffic()
         self.goal = self.kept_goal = Goal(self.config.train.until, self.config.train.monitor)
         self.saved_at = -1
+        self.save_seconds = 0.0
+        """What the last checkpoint took to write."""
         self.unsaved = ""
         self.resumed: OptimizerState = {}
         """What the optimizer goes on from, until training begins."""
@@ -92,6 +98,8 @@ class Continuing:
         """The update at which the current leg ends, if that is before the training does."""
         self.patience: float | None = None
         """Seconds after which the current leg ends before its time."""
+        self.is_wanted = False
+        """The current leg ends soon, at the wish of who leads the training."""
         self.looked_at = 0.0
         """When RUN/requests was last looked at (monotonic)."""
         self.times: list[float] = []
@@ -127,9 +135,22 @@ class Continuing:
             now = time.monotonic()
             if now - self.looked_at >= LOOK_SECONDS:
                 self.looked_at = now
-                if (self.task.run.requests / CHECKPOINT).exists():
+                if (self.task.run.requests / CHECKPOINT).exists() or self._much_to_lose():
                     self.team.request_save(update)
         return self.team.save_at == update or (every is not None and update % every == 0)
+
+    def _much_to_lose(self) -> bool:
+        """Whether other nodes could now take more with them than may be lost."""
+        if self.task.context.nodes == 1 and not self.task.in_legs:
+            return False
+        try:
+            saved = (self.checkpoints.folder / "latest").lstat().st_mtime
+        except OSError:
+            saved = BEGAN
+        # A clock that was put back must not keep us from saving.
+        age = abs(time.time() - max(saved, BEGAN))
+        least = self.save_seconds / MOST_SAVING
+        return age >= max(self.config.train.checkpoint_seconds, least)
 
     def save(self, *, best: bool = False) -> None:
         """Write a checkpoint; one that cannot be written ends the training and costs no older one.
@@ -146,7 +167,9 @@ class Continuing:
         self.team.enter("checkpoint", self.position.update)
         found = self.hand_over()
         if self.team.is_first and self.position.update != self.saved_at:
+            began = time.perf_counter()
             self.checkpoints.save(found.state, found.model, found.optimizer, best=best)
+            self.save_seconds = time.perf_counter() - began
             self.saved_at = self.position.update
             with contextlib.suppress(OSError):
                 (self.task.run.requests / CHECKPOINT).unlink(missing_ok=True)

@@ -108,6 +108,7 @@ class Trainer(Continuing):
     def run_leg(self, until: int, patience: float | None = None) -> list[float]:
         """Up to update `until`, or until `patience` seconds are over; what each update took."""
         self.until, self.patience, self.times = until, patience, []
+        self.is_wanted = False
         self.team.begin_leg(self.position.update)
         self.run()
         return self.times
@@ -117,6 +118,7 @@ class Trainer(Continuing):
         board, late = self.task.board, False
         if self.patience is not None and self.team.is_first:
             late = len(self.times) >= FEWEST and sum(self.times[1:]) > self.patience
+        late = late or (self.is_wanted and self.team.is_first)
         if self.task.context.nodes > 1:
             if late or self.is_unbalanced():
                 self.team.end_leg_soon()

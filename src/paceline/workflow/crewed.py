@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Sequence
 from typing import cast
@@ -11,7 +12,8 @@ from torch import nn
 
 from paceline.cost.exchanges import ExchangeCost, Kind
 from paceline.cost.model import LOOKS_ACROSS, LayerCost, ModelCost, model_cost
-from paceline.errors import LostError, ProofError, StrategyError, UnsupportedError
+from paceline.cost.transfer import Wire
+from paceline.errors import ConfigError, LostError, ProofError, StrategyError, UnsupportedError
 from paceline.local.tiles import has_bf16
 from paceline.plan.candidates import MemoryFormat, Precision
 from paceline.plan.pilot import Option
@@ -19,19 +21,25 @@ from paceline.plan.teams import (
     TeamKnowledge,
     Way,
     at_speed,
+    labels,
     members_of,
     options_over,
     plan_of_way,
     rate_between,
 )
-from paceline.schema import Plan
+from paceline.schema import NodePlan, Plan, decode
 from paceline.schema.legs import Leg
+from paceline.schema.plain import checked
 from paceline.workflow.calibration import calibration
-from paceline.workflow.nodes import BEGINS_TOGETHER, FEWEST_TIMED, Node, probe
+from paceline.workflow.connections import probe
+from paceline.workflow.nodes import BEGINS_TOGETHER, FEWEST_TIMED, Node
 from paceline.workflow.partitioning import splittable
 from paceline.workflow.runners import Home, Went
 from paceline.workflow.together import Together
 
+_ARRIVAL = {"node": {}, "speed": float, "writes": bool}
+_UNKNOWN = Wire(latency=0.0, bandwidth=math.inf, both=math.inf, message=0.0)
+"""Of a network that joins nobody yet nothing is known: who comes is tried."""
 Entry = tuple[Way, tuple[Precision, MemoryFormat]]
 
 
@@ -59,7 +67,7 @@ class Crewed:
         )
         self.seen = TeamKnowledge(
             nodes=tuple(at_speed(each.share or 1.0) for each in everyone.nodes),
-            wire=probe(node.network),
+            wire=probe(node.network) if len(everyone.nodes) > 1 else _UNKNOWN,
             model=model,
             batch=everyone.batch_size,
             bucket_bytes=home.config.exchange.bucket_mb * 2**20,
@@ -117,6 +125,32 @@ class Crewed:
         named = {option.name for option in options}
         options += [option for option in self.options if option.name not in named]
         self.options = [option for option in options if self._is_whole(option.name)]
+
+    def take_in(self) -> list[str]:
+        """Count nodes among the others that have come since; their hosts."""
+        crew, came = self.node.crew, []
+        for number, words in sorted(crew.arrivals().items()):
+            try:
+                told = checked(words, _ARRIVAL)
+                node = decode(NodePlan, told["node"])
+            except (ValueError, ConfigError) as error:
+                self.home.view.say(f"warning: a node that came cannot be used: {error}")
+                continue
+            nodes, speeds = list(self.everyone.nodes), list(self.seen.speeds)
+            # Until it is timed: by its cores, beside the first node's.
+            speed = told["speed"] or speeds[0] * node.threads / self.everyone.nodes[0].threads
+            nodes[number:] = [dataclasses.replace(node, share=1.0), *nodes[number + 1 :]]
+            speeds[number:] = [speed, *speeds[number + 1 :]]
+            self.everyone = dataclasses.replace(self.everyone, nodes=tuple(nodes))
+            self.seen = dataclasses.replace(self.seen, nodes=tuple(map(at_speed, speeds)))
+            self._said[number] = speed
+            if 0 in self._timed and told["speed"]:
+                self._timed.add(number)
+            if told["writes"] and number not in self.writers:
+                self.writers = (*self.writers, number)
+            crew.take_in(number, labels(self.everyone)[number])
+            came.append(crew.hosts[number])
+        return came
 
     def _is_whole(self, name: str) -> bool:
         """Whether all nodes of an option are still there."""

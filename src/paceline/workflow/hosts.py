@@ -19,14 +19,15 @@ from paceline.hardware.instructions import use_safe_instructions
 from paceline.hardware.kept_races import fingerprint
 from paceline.plan.teams import labels
 from paceline.run import RunDirectory
-from paceline.schema import Config, Plan, RankContext, read_json, write_json
+from paceline.schema import Config, Plan, RankContext, encode, read_json, write_json
 from paceline.schema.checkpoint import check_continued
-from paceline.schema.legs import LegsOrder, Lesson
+from paceline.schema.legs import Broken, Leg, LegsOrder, Lesson
 from paceline.workflow.alone import legs_before
+from paceline.workflow.connections import joined
 from paceline.workflow.crewed import Crewed
 from paceline.workflow.hosts_training import HostsTraining
 from paceline.workflow.legs import LegsRequest
-from paceline.workflow.nodes import BEGINS_TOGETHER, Node, follow, joined
+from paceline.workflow.nodes import BEGINS_TOGETHER, Node, follow
 from paceline.workflow.runners import Began, Home
 from paceline.workflow.together import Together, dismiss
 
@@ -52,7 +53,9 @@ def run_legs(
     from paceline.local.cores import pin
     from paceline.local.memory import keep_freed_memory
 
-    config, everyone = load_config(run.config), read_json(Plan, run.plan)
+    own_plan = run.path / f"node-{context.node}" / "plan.json"
+    config = load_config(run.config)
+    everyone = read_json(Plan, own_plan if order.joins else run.plan)
     use_safe_instructions(config, all_numerics="bf16" in config.numerics.allow)
     mine = everyone.nodes[context.node]
     if mine.cores:
@@ -115,7 +118,10 @@ def _with_board(begun: _Begun, *, silent: bool) -> int:
     try:
         with (
             recording(task) as recorder,
-            joined(context, hosts, deadline=config.train.deadline) as (network, crew),
+            joined(context, hosts, deadline=config.train.deadline, late=begun.order.joins) as (
+                network,
+                crew,
+            ),
         ):
             node = Node(
                 config=config,
@@ -132,7 +138,7 @@ def _with_board(begun: _Begun, *, silent: bool) -> int:
             try:
                 if not leads:
                     recorder.ready()
-                    return follow(node, _part_of(begun.everyone, context.node))
+                    return follow(node, _part_of(begun.everyone, context.node), _arrival(begun))
                 home = Home(
                     config=config,
                     run=begun.run,
@@ -155,6 +161,14 @@ def _with_board(begun: _Begun, *, silent: bool) -> int:
     finally:
         view.close()
         parts.dataset.close()
+
+
+def _arrival(begun: _Begun) -> dict[str, Any] | None:
+    """What a node says of itself that comes while the others train; None where it begins so."""
+    if not begun.order.joins:
+        return None
+    node = begun.context.node
+    return {"node": encode(begun.everyone.nodes[node]), "writes": node in begun.order.writers}
 
 
 def _part_of(everyone: Plan, node: int) -> Plan:
@@ -186,6 +200,9 @@ def _lead(begun: _Begun, node: Node, home: Home) -> Outcome:
     began = _begin(runner, home)
     home.recorder.ready()
     write_json(home.run.plan, crewed.plans[name])
+    earlier = legs_before(home.run, began, crewed.name_of)
+    if order.broken is not None:
+        earlier = _with_loss(earlier, order.broken, name, crewed.plans[name])
     training = HostsTraining(
         LegsRequest(
             home=dataclasses.replace(home, began=began.started),
@@ -194,7 +211,7 @@ def _lead(begun: _Begun, node: Node, home: Home) -> Outcome:
             begun=began,
             began=home.began,
             built_seconds=built,
-            earlier=legs_before(home.run, began, crewed.name_of),
+            earlier=earlier,
             start=name if wanted is not None else None,
             script=order.script,
             verbose=order.verbose,
@@ -206,6 +223,14 @@ def _lead(begun: _Begun, node: Node, home: Home) -> Outcome:
     if not order.script:
         _keep_lesson(place, training)
     return outcome
+
+
+def _with_loss(legs: list[Leg], broken: Broken, name: str, plan: Plan) -> list[Leg]:
+    """The legs before a loss that ended all nodes, the last of them with what it has cost."""
+    last = legs.pop() if legs else Leg(name=name, plan=plan)
+    seconds = max(0.0, time.time() - broken.at)
+    lost = dataclasses.replace(last, ended=broken.why, left=broken.left, lost_seconds=seconds)
+    return [*legs, lost]
 
 
 def _begin(runner: Together, home: Home) -> Began:

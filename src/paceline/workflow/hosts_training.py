@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import LostError, PacelineError, ProofError
 from paceline.plan.pilot import Decision, learned, timed_updates
@@ -37,6 +37,10 @@ class HostsTraining(LegTraining):
         self._fairer: tuple[float, ...] = ()
         self._repeats: dict[str, int] = {}
         self._left_out = ""
+        self._gone: set[int] = set()
+        """Nodes of which it is known that they were lost."""
+        self._came: list[str] = []
+        """Hosts that have come since the last leg began."""
         self._lost_since: float | None = None
         """When the last update before a loss had ended, until training goes on."""
         for leg in asked.script:
@@ -95,17 +99,42 @@ class HostsTraining(LegTraining):
         )
         successor = self._crewed.without_lost(name)
         self._add(leg, position=position)
-        # What is known of teams with that node says little of those without.
+        self._begin_anew(successor)
+
+    def _begin_anew(self, start: str) -> None:
+        """Forget what is known of teams: with a node that was lost, it says little of the rest."""
+        self._gone = set(self._crewed.node.crew.gone)
         self._asked = dataclasses.replace(
             self._asked,
             earlier=(*self._asked.earlier, *self.known.legs),
             script=(),  # legs that are repeated have that node: from here on they are found anew
         )
         self.known = dataclasses.replace(
-            self.known, legs=(), options=self._crewed.options, start=successor, out={}
+            self.known, legs=(), options=self._crewed.options, start=start, out={}
         )
         self._fairer, self._left_out = (), ""
         self._repeats.clear()
+
+    def _lose_idle(self) -> None:
+        """Nodes were lost that the last leg did not need: the training goes on as it is."""
+        gone = self._crewed.node.crew.gone
+        fresh = [each for each in gone if each not in self._gone]
+        self._gone &= gone.keys()
+        if not fresh:
+            return
+        hosts = labels(self._crewed.everyone)
+        if self.known.legs:
+            left = tuple(hosts[each] for each in fresh)
+            last = dataclasses.replace(self.known.legs[-1], left=left)
+            self.known = dataclasses.replace(self.known, legs=(*self.known.legs[:-1], last))
+        text = f"{'; '.join(gone[each] for each in fresh)}; training did not need it just then"
+        self._home.view.say(text)
+        self._home.recorder.note("lost", text)
+        for name in [each for each in self._spare if set(self._crewed.members(each)) & set(fresh)]:
+            with contextlib.suppress(PacelineError):
+                self._spare.pop(name).close()
+        self._crewed.refresh()
+        self._begin_anew(self._running)
 
     def _enter(self, decision: Decision) -> None:
         if self._handover is not None:
@@ -152,8 +181,16 @@ class HostsTraining(LegTraining):
         last = self.known.legs[-1] if self.known.legs else None
         if last is not None and last.role != "first":
             self._crewed.look_at_layers()
+        self._lose_idle()
+        last = self.known.legs[-1] if self.known.legs else None
+        came = self._crewed.take_in()
         self._crewed.refresh()
         self.known = dataclasses.replace(self.known, options=self._crewed.options)
+        for host in came:
+            text = f"{host} has come, before update {self.known.position + 1}"
+            self._home.view.say(text)
+            self._home.recorder.note("came", text)
+        self._came += came
         if self._fairer and last is not None and self._running == last.name:
             self._divide(last)
             return self._once_more(last)
@@ -162,6 +199,10 @@ class HostsTraining(LegTraining):
             decision = dataclasses.replace(decision, reason="hosts have gone")
         self._say_left_out(decision)
         return decision
+
+    def _add(self, leg: Leg, **changes: Any) -> None:
+        leg, self._came = dataclasses.replace(leg, came=tuple(self._came)), []
+        super()._add(leg, **changes)
 
     def _scripted(self) -> Decision:
         position, script = self.known.position, self._asked.script
@@ -241,7 +282,8 @@ class HostsTraining(LegTraining):
         """One line, once, where training goes on without some of the hosts."""
         crewed, everyone = self._crewed, self._crewed.everyone
         used = set(crewed.members(decision.name))
-        wanted = [n for n, node in enumerate(everyone.nodes) if node.share > 0]
+        gone = crewed.node.crew.gone
+        wanted = [n for n, node in enumerate(everyone.nodes) if node.share > 0 and n not in gone]
         out = [labels(everyone)[number] for number in wanted if number not in used]
         last = self.known.legs[-1] if self.known.legs else None
         settled = last is not None and last.role != "first" and decision.role == "keep"
@@ -251,8 +293,9 @@ class HostsTraining(LegTraining):
             return
         self._left_out = decision.name
         ways = [way for way, _ in map(crewed.entry, self.plans) if set(way.members) >= set(wanted)]
-        way = min(ways, key=lambda way: seconds_of_way(way, crewed.seen))
-        self._home.view.say(left_out_sentence(crewed, way, out, last))
+        if ways:
+            way = min(ways, key=lambda way: seconds_of_way(way, crewed.seen))
+            self._home.view.say(left_out_sentence(crewed, way, out, last))
 
 
 def left_out_sentence(crewed: Crewed, way: Way, out: Sequence[str], leg: Leg) -> str:
@@ -267,6 +310,12 @@ def left_out_sentence(crewed: Crewed, way: Way, out: Sequence[str], leg: Leg) ->
         why = f"{cost.bytes_sent / 1e6:.3g} MB per update over {carried:,.0f} Mbit/s"
     names = " and ".join([", ".join(out[:-1])] * (len(out) > 1) + [out[-1]])
     one = len(out) == 1
+    if with_them > without and not tried:
+        return (
+            f"{names} {'stands' if one else 'stand'} by: with {'it' if one else 'them'}"
+            f" {rate(with_them)} images/s are expected, without {rate(without)}, but finding out"
+            " costs more than it may bring in the updates that are left"
+        )
     expected = "" if tried else " expected"
     return (
         f"{names} {'was' if one else 'were'} left out: with {'it' if one else 'them'}"

@@ -10,18 +10,17 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from paceline.cost.transfer import Wire, allreduce_bytes
 from paceline.errors import PacelineError
 from paceline.exchange.crew import Crew
 from paceline.exchange.losses import Losses
 from paceline.exchange.network import Network
-from paceline.exchange.opening import open_network, open_part, open_watch_store
+from paceline.exchange.opening import open_watch_store
 from paceline.local.board import Board
 from paceline.local.cores import set_threads
 from paceline.observe.recorder import Recorder
@@ -37,18 +36,17 @@ from paceline.training.proof import prove
 from paceline.training.shares import fairer_shares
 from paceline.training.signals import StopSignals
 from paceline.training.watching import heard
+from paceline.workflow.connections import Connections, probe
 from paceline.workflow.runners import Went
 
 BEGINS_TOGETHER = "begins together"
 """What the first node says where it knows what to begin with: nobody needs to time anything."""
 LOOK_SECONDS = 0.1
 """Between two looks whether a node was lost."""
+_ARRIVAL_LOOKS = 5
+"""Of those, one looks whether a node has come."""
 FEWEST_TIMED = 3
 """Updates that tell the speeds of nodes at the end of a leg."""
-PROBE_SECONDS = 0.1
-"""A sum that takes so long tells what the network carries: far longer than it takes to begin."""
-PROBE_BYTES = 2**24
-"""No sum that is timed is larger: a network that is faster needs no exact figure."""
 
 
 @dataclass(kw_only=True)
@@ -75,22 +73,33 @@ class Node:
     """When the last update before that had ended (perf_counter)."""
     signals: StopSignals = field(init=False)
     _losses: Losses = field(init=False)
+    _connections: Connections = field(init=False)
     _closed: threading.Event = field(default_factory=threading.Event)
     _held: dict[int, _Held] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.signals = StopSignals(self.request_stop)
         self._losses = Losses(self.run.path, self.context.node)
+        self._connections = Connections(self.context, self.network, self.crew, self.deadline)
         threading.Thread(target=self._watch_losses, name="paceline-losses", daemon=True).start()
 
     def _watch_losses(self) -> None:
         """Hear from the launcher who was lost, and end what would wait for it."""
+        looks = 0
         while not self._closed.wait(LOOK_SECONDS):
+            looks += 1
+            if self.context.is_first and looks % _ARRIVAL_LOOKS == 0:
+                self._watch_arrivals()
             for lost, why in self._losses.fresh_words():
                 self.crew.gone[lost] = why
+                self._connections.end_waits_for(lost)
+
+    def _watch_arrivals(self) -> None:
+        """End the leg soon where a node has come since: the pilot decides what it is good for."""
+        with contextlib.suppress(PacelineError):
+            if self.crew.has_arrivals():
                 for held in list(self._held.values()):
-                    if lost in held.members:
-                        held.abort()
+                    held.trainer.is_wanted = True
 
     @property
     def deadline(self) -> float:
@@ -109,10 +118,8 @@ class Node:
             context, network = self._place(members), None
             if len(members) > 1:
                 name = f"leg-{number}"
-                network = open_part(
-                    self.context, self.network, members, name, deadline=self.deadline
-                )
-                stack.callback(network.close)
+                network = self._connections.open(members, name)
+                stack.callback(self._connections.close, network)
             task = Task(
                 config=self.config,
                 plan=plan,
@@ -132,9 +139,7 @@ class Node:
                 stack.callback(trainer.job.exchange.close)
             stack.callback(trainer.team.close)
             threads = torch.get_num_threads()
-            self._held[number] = _Held(
-                trainer=trainer, threads=threads, stack=stack.pop_all(), members=tuple(members)
-            )
+            self._held[number] = _Held(trainer=trainer, threads=threads, stack=stack.pop_all())
             return trainer
 
     def _view(self, context: RankContext) -> View:
@@ -185,13 +190,11 @@ class Node:
         """The state from one node to another, over a connection for that alone."""
         if self.context.node not in (source, target):
             return None
-        pair = open_part(
-            self.context, self.network, (source, target), f"state-{turn}", deadline=self.deadline
-        )
+        pair = self._connections.open((source, target), f"state-{turn}")
         try:
             return Handover.spread(handover if self.context.node == source else None, pair)
         finally:
-            pair.close()
+            self._connections.close(pair)
 
     def go(self, number: int, until: int, patience: float | None) -> Went:
         """Train up to an update."""
@@ -282,7 +285,6 @@ class _Held:
     trainer: Trainer
     threads: int
     stack: contextlib.ExitStack
-    members: tuple[int, ...]
     is_under_way: bool = False
     """It has the newest state: it has taken over, and not handed over since."""
     _listening: contextlib.ExitStack | None = None
@@ -309,61 +311,25 @@ class _Held:
         self.stack.close()
 
 
-@contextlib.contextmanager
-def joined(
-    context: RankContext, hosts: Sequence[str], *, deadline: float
-) -> Iterator[tuple[Network, Crew]]:
-    """The network of all nodes, and the crew that they are."""
-    network = open_network(context, hosts, deadline=deadline)
-    try:
-        store = open_watch_store(context, deadline=deadline)
-        crew = Crew(store, context.node, list(hosts))
-        try:
-            yield network, crew
-        finally:
-            crew.close()
-    finally:
-        network.close()
-
-
-def probe(network: Network) -> Wire:
-    """What joins all nodes, by sums that took long enough to tell; all call it."""
-    # The first sum also opens connections.
-    latency = min(_summed(network, 4) for _ in range(2)) / 2
-    size = 2**16
-    while True:
-        seconds = max(_summed(network, size) - 2 * latency, 1e-9)
-        if seconds >= PROBE_SECONDS or size >= PROBE_BYTES:
-            carried = allreduce_bytes(size, network.size) / seconds
-            return Wire(latency=latency, bandwidth=carried, both=carried, message=0.0)
-        size *= 4
-
-
-def _summed(network: Network, size: int) -> float:
-    """Seconds of a sum of so many bytes, the same on all nodes: what the slowest took."""
-    data = torch.zeros(size // 4)
-    network.barrier("a look at the network")
-    began = time.perf_counter()
-    network.sum(data, "a look at the network").wait()
-    own = [0.0] * network.size
-    own[network.rank] = time.perf_counter() - began
-    return max(network.total(own, "a look at the network"))
-
-
-def follow(node: Node, alone: Plan) -> int:
+def follow(node: Node, alone: Plan, arrival: dict[str, Any] | None = None) -> int:
     """Carry out what the first node says, asleep in between, until the training ends.
 
     `alone`: the part of a batch that this node may take, by which it finds out its own speed.
+    `arrival`: what a node says of itself that comes while the others train.
     """
-    probe(node.network)
+    if arrival is None:
+        probe(node.network)
     node.crew.on_stop(
         lambda: open_watch_store(node.context, deadline=node.deadline, serves=False),
         node.request_stop,
     )
     with node.signals.installed():
-        if node.crew.said_by(0, BEGINS_TOGETHER) is None:
+        if arrival is not None:
             with node.recorder.span("stand_by"):
-                _tell_speed(node, alone)
+                node.crew.arrive({**arrival, "speed": _own_speed(node, alone)})
+        elif node.crew.said_by(0, BEGINS_TOGETHER) is None:
+            with node.recorder.span("stand_by"):
+                node.crew.say("speed", _own_speed(node, alone))
         while True:
             with node.recorder.span("stand_by"):
                 node.board.enter("stand by")
@@ -381,16 +347,18 @@ def follow(node: Node, alone: Plan) -> int:
                 node.crew.answer(did=did | {"received": node.signals.received})
 
 
-def _tell_speed(node: Node, alone: Plan) -> None:
-    """Say how fast this node is by itself; until then the first node counts on nothing from it."""
-    speed: float | None = None
+def _own_speed(node: Node, alone: Plan) -> float:
+    """How fast this node is by itself; 0 where it cannot be told."""
     # Legs show in time what is wrong here, and say it.
     with contextlib.suppress(Exception):
-        speed = node.time_alone(alone)
-    node.crew.say("speed", speed or 0.0)
+        return node.time_alone(alone) or 0.0
+    return 0.0
 
 
-def _enter(node: Node, number: int, plan: Any, members: list[int]) -> dict[str, Any]:
+def _enter(
+    node: Node, number: int, plan: Any, members: list[int], known: list[dict[str, Any]]
+) -> dict[str, Any]:
+    node.crew.learn(known)
     node.enter(number, decode(Plan, plan), members, started=time.perf_counter())
     return {}
 

@@ -11,9 +11,23 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import dump_config
-from paceline.errors import ConfigError, StrategyError, UnsupportedError, UserError
+from paceline.errors import (
+    ConfigError,
+    DeadlineError,
+    LostError,
+    StrategyError,
+    UnsupportedError,
+    UserError,
+)
+from paceline.launch.collect import newest_here
 from paceline.launch.engines import Engine, engine_class
-from paceline.launch.inspection import Inspection, check_hosts
+from paceline.launch.inspection import (
+    Inspection,
+    check_hosts,
+    inspect_hosts,
+    is_off,
+    wanted_facts,
+)
 from paceline.launch.session import HostOrder, Session
 from paceline.launch.ssh import is_here
 from paceline.plan import refuse_options_without_strategy
@@ -26,6 +40,7 @@ from paceline.workflow.calibration import calibration
 from paceline.workflow.machines import kept_machines, place_name
 from paceline.workflow.partitioning import partitioned
 from paceline.workflow.planning import plan_machines
+from paceline.workflow.restarts import Restarts, on_those_left
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +51,23 @@ if TYPE_CHECKING:
 
 
 def train_on_hosts(start: TrainingStart) -> int:
-    """Train on the hosts of `start`; the exit code of the first node."""
+    """Train on the hosts of `start`; the exit code of the first node.
+
+    A loss that ends all nodes costs what was done since the newest checkpoint: they are started
+    again, on the hosts that are left.
+    """
+    restarts = Restarts(start)
+    while True:
+        session = make_session(start)
+        try:
+            return session.run()
+        except (LostError, DeadlineError) as error:
+            start = restarts.after(session, error, start)
+
+
+def make_session(start: TrainingStart) -> Session:
+    """The hosts checked, the engine chosen: nothing is started yet."""
+    start, found, absent = _with_those_present(start)
     request = start.hosts
     assert request is not None
     names = [place.host.name for place in request.hosts.places]
@@ -51,11 +82,10 @@ def train_on_hosts(start: TrainingStart) -> int:
         request = dataclasses.replace(request, hosts=hosts)
     if start.plan is None and start.config.local.strategy == "auto":
         refuse_options_without_strategy(start.config.local)
-    found = None
-    if request.engine.partition(":")[0] != "slurm":
+    if start.fixed and chosen_here:
         found = check_hosts(request.hosts.in_order, start.config)
-        for warning in found.warnings():
-            start.say(f"warning: {warning}")
+    for warning in found.warnings() if found is not None and start.broken is None else ():
+        start.say(f"warning: {warning}")
     if request.engine == "auto" and start.config.exchange.kind == "parameter_server":
         # Over MPI the loss of one worker ends all; over Gloo the others go on.
         request = dataclasses.replace(request, engine="ssh")
@@ -66,19 +96,52 @@ def train_on_hosts(start: TrainingStart) -> int:
             " store: use --engine ssh where you do not trust all who can reach it"
         )
     nodes = len(request.hosts.places)
-    start.say(f"{nodes} node{'s' if nodes > 1 else ''} by {engine.name}, over {engine.backend}")
+    if start.broken is None:
+        start.say(f"{nodes} node{'s' if nodes > 1 else ''} by {engine.name}, over {engine.backend}")
     order = HostOrder(
         run=start.run,
         hosts=request.hosts,
         config=dump_config(start.config),
         plan=lambda session: plan_nodes(start, session, fixed=fixed),
-        continues=not start.run.is_new,
+        continues=not start.run.is_new if start.broken is None else newest_here(start.run.path) > 0,
+        silence=start.config.train.silence,
+        absent=absent,
         silent=start.silent,
         say=start.say,
         show=start.show,
         **reach(request.hosts.in_order, found),
     )
-    return Session(order, engine).run()
+    return Session(order, engine)
+
+
+def _with_those_present(
+    start: TrainingStart,
+) -> tuple[TrainingStart, Inspection | None, tuple[Host, ...]]:
+    """The hosts that answer, what they said, and workers that are off: a line says so of each.
+
+    Anything else that is wrong with a host is refused. Hosts of a plan that was asked for, and
+    those that Slurm chooses, are left as they are.
+    """
+    request = start.hosts
+    assert request is not None
+    if start.broken is not None:
+        return on_those_left(start, start.broken)
+    if start.fixed or request.engine.partition(":")[0] == "slurm":
+        return start, None, ()
+    hosts = request.hosts
+    found = inspect_hosts(hosts.in_order, wanted_facts(start.config))
+    off = {name for name, why in found.failures.items() if is_off(why)}
+    absent = tuple(host for host in hosts.host if host.name in off and host.role == "worker")
+    if len(absent) == len(hosts.host):
+        absent = ()
+    for host in absent:
+        why = found.failures.pop(host.name)
+        start.say(f"warning: host {host.name} does not answer: {why}; training begins without it")
+    if problems := found.problems():
+        raise UserError("\n".join(problems))
+    present = tuple(host for host in hosts.host if host not in absent)
+    request = dataclasses.replace(request, hosts=dataclasses.replace(hosts, host=present))
+    return dataclasses.replace(start, hosts=request), found, absent
 
 
 def with_plan_for(start: TrainingStart, hosts: Sequence[str] | int) -> TrainingStart:
@@ -179,7 +242,8 @@ def plan_nodes(
         plan = foreseen(config, session, _stored_plan(start.plan, sites))
     else:
         plan = first_plan(config, sites, elementwise=":" not in config.optimizer.name)
-        if start.script or trains_in_legs(config, plan):
+        more = bool(session.order.absent) and session.engine.backend == "gloo"
+        if start.script or trains_in_legs(config, plan, more=more):
             check_support(plan, config.exchange, session.engine.backend)
             return plan, _legs_order(start, session)
         plan = foreseen(config, session, _settled(config, plan))
@@ -209,6 +273,7 @@ def _legs_order(start: TrainingStart, session: Session) -> LegsOrder:
         verbose=start.verbose,
         again=start.again,
         elapsed=time.perf_counter() - start.began,
+        broken=start.broken,
     )
 
 

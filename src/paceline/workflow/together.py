@@ -44,7 +44,8 @@ class Together:
             if self.takes_part:
                 self._trainer = node.enter(number, plan, members, started=started)
 
-        self._do("enter", build, plan=encode(plan), members=list(members))
+        known = node.crew.known_of(members)
+        self._do("enter", build, plan=encode(plan), members=list(members), known=known)
 
     @property
     def takes_part(self) -> bool:
@@ -232,7 +233,7 @@ class Together:
 
 def dismiss(node: Node) -> None:
     """Let the other nodes go: the training has ended."""
-    others = [each for each in range(1, node.context.nodes) if each not in node.crew.gone]
+    others = [each for each in range(1, len(node.crew.hosts)) if each not in node.crew.gone]
     with contextlib.suppress(PacelineError):
         node.crew.order("end", others)
         for other in others:

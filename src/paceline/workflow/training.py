@@ -20,8 +20,8 @@ from paceline.schema.requests import CHECKPOINT, SETTINGS, STOP
 from paceline.workflow.requests import taking_requests
 
 if TYPE_CHECKING:
-    from paceline.schema.hosts import Hosts
-    from paceline.schema.legs import Leg
+    from paceline.schema.hosts import Host, Hosts
+    from paceline.schema.legs import Broken, Leg
     from paceline.serve.answers import Guess
     from paceline.training.given import Given
 
@@ -101,6 +101,10 @@ class TrainingStart:
     """Whoever started it goes on with settings that are changed on the way (`Result.changes`)."""
     began: float = field(default_factory=time.perf_counter)
     """When the training was asked for."""
+    broken: Broken | None = None
+    """Why its nodes are started again, if they are."""
+    unheard: tuple[Host, ...] = ()
+    """Hosts that were silent then: they are not asked before the others train."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -236,3 +236,18 @@ def test_the_crowd_at_its_door_leaves_the_store_at_work() -> None:
         finally:
             for connection in crowd:
                 connection.close()
+
+
+def test_waiting_is_given_up_once_it_is_hopeless() -> None:
+    """A host that was lost writes nothing here any more; the store serves on."""
+    with opened(seconds=60.0) as (first, other):
+        lost: list[str] = []
+        other.hopeless = lambda: "; ".join(lost)
+        timer = threading.Timer(0.2, lost.append, ["host c has gone"])
+        timer.start()
+        with pytest.raises(RuntimeError, match="given up: host c has gone"):
+            other.get("address of c")
+        timer.join()
+        other.hopeless = None
+        first.set("a", b"1")
+        assert other.get("a") == b"1"

@@ -23,7 +23,7 @@ def test_a_run_that_takes_no_workers_says_so(call_cli: Any, tmp_path: Path) -> N
     (tmp_path / "config.toml").write_text('name = "x"\n')
     done = call_cli("join", tmp_path, "--host", "e")
     assert done.returncode == 2
-    assert "takes no workers now: a host can join a training with" in done.stderr
+    assert "takes no workers now: a host can join a training while it runs" in done.stderr
     assert call_cli("join", tmp_path / "none", "--host", "e").returncode == 2
 
 

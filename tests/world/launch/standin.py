@@ -7,6 +7,7 @@ RUN/standin.json: { "updates": 5, "pause": 0.05, "fault": { "1": "raise" } }, fa
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -15,12 +16,15 @@ import time
 from pathlib import Path
 
 from paceline.config.environment import agent_process, handed_board, rank_context
+from paceline.errors import DeadlineError
+from paceline.launch.child import STACK_SIGNAL
 from paceline.launch.rank import die_with_parent
 from paceline.local.board import Board
 
 
 def main(run: Path) -> int:
     die_with_parent(agent_process())
+    faulthandler.register(STACK_SIGNAL, all_threads=True)
     stopped: list[int] = []
     signal.signal(signal.SIGINT, lambda number, frame: stopped.append(number))
     orders = json.loads((run / "standin.json").read_text())
@@ -43,11 +47,19 @@ def main(run: Path) -> int:
             return 130 if stopped else 0
         if update == 3 and fault == "raise":
             raise ValueError("the sample of doom")
+        if update == 3 and fault == "late":
+            raise DeadlineError("rank 1 did not arrive within 60 s")
+        if update == 3 and fault == "hang":
+            hanging_here()
         if update == 3 and fault == "exit":
             os._exit(7)
         if update == 3 and fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
     return 0
+
+
+def hanging_here() -> None:
+    time.sleep(600)
 
 
 def leave_word(run: Path, error: Exception) -> None:
@@ -67,6 +79,6 @@ def leave_word(run: Path, error: Exception) -> None:
 if __name__ == "__main__":
     try:
         sys.exit(main(Path(sys.argv[1])))
-    except ValueError as error:
+    except (ValueError, DeadlineError) as error:
         leave_word(Path(sys.argv[1]), error)
         sys.exit(1)

@@ -15,7 +15,7 @@ import pytest
 
 from paceline.lab import Lab
 from paceline.lab.process import LabProcess
-from paceline.lab.testing import make_lab
+from paceline.lab.testing import make_lab, skip_without_namespaces
 from paceline.schema.legs import read_legs
 
 __all__ = ["make_lab"]
@@ -96,7 +96,8 @@ def test_a_lost_host_ends_the_run_and_is_named(
     """Long before any collective's deadline of 60 s; about 8 s on a quiet machine."""
     lab = make_lab(*hosts(2), rate="1gbit")
     log = tmp_path / "log"
-    line = command(tmp_path / "run", engine, train__epochs=100_000)
+    changes = {"train__epochs": 100_000, "train__restarts": 0, "train__silence": 6}
+    line = command(tmp_path / "run", engine, **changes)
     with log.open("wb") as output:
         process = lab.start(line, on="a", stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         wait_for("epoch 2/", process, log)
@@ -112,6 +113,28 @@ def test_a_lost_host_ends_the_run_and_is_named(
     left = lab.run(["sh", "-c", LEFT], on="a", capture_output=True)
     for name in (b"paceline.launch", b"mpiexec", b"prted", b"mpich_shm", b"segment"):
         assert name not in left.stdout, left.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_cell_of_the_bench_of_faults(tmp_path: Path) -> None:
+    """Four hosts over MPI, one rank is killed: the table says that nothing was lost."""
+    skip_without_namespaces()
+    words = [
+        sys.executable,
+        "-m",
+        "paceline.cli",
+        "bench",
+        "faults",
+        "--only",
+        "mpi/rank",
+        "--json",
+    ]
+    done = subprocess.run([*words, "--json"], capture_output=True, text=True, timeout=800)
+    (cell,) = json.loads(done.stdout)
+    assert done.returncode == 0, cell
+    assert (cell["code"], cell["equal"], cell["orphans"], cell["left"]) == (0, True, [], [])
+    assert "rank 2 on host c was killed by SIGKILL" in cell["note"]
 
 
 def test_hosts_that_do_not_fit_are_refused_before_anything_starts(

@@ -40,6 +40,7 @@ class Run:
             "local.threads": 1,
             "exchange.rebalance": "false",
             "train.epochs": 12,
+            "train.restarts": 0,
         }
         self.begin = [w for key, value in settings.items() for w in ("--set", f"{key}={value}")]
         self.process: subprocess.Popen[str] | None = None

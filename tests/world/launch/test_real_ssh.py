@@ -169,7 +169,8 @@ def test_files_come_back_and_training_goes_on_from_them(real: RealSsh) -> None:
 
 def test_a_host_that_is_switched_off_costs_nothing_that_has_come(real: RealSsh) -> None:
     """b, which writes everything, is gone: the launcher has its checkpoints, b has the rest."""
-    said = real.train("ssh", *asked(6), stop_after="epoch 3/6", off=True)
+    never_again = ("--set", "train.restarts=0")
+    said = real.train("ssh", *asked(6), *never_again, stop_after="epoch 3/6", off=True)
     folders = real.folder / "cache" / "runs"
     (folder,) = [path for path in folders.iterdir() if "-0-" in path.name]
     assert f"what host b wrote last stays there in {folder}" in said

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import WorkerError
+from paceline.errors import LostError, WorkerError
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -170,3 +170,13 @@ def test_a_host_that_cannot_be_reached_is_named(run: Path) -> None:
     order(run)
     with pytest.raises(WorkerError, match=r"host no-such-host did not start: ssh ended"):
         run_standins(run, "no-such-host.invalid".partition(".")[0], "ssh", [])
+
+
+@pytest.mark.world_size(2)
+def test_a_rank_that_hangs_prints_where_it_stands(run: Path) -> None:
+    order(run, fault={"0": "late", "1": "hang"})
+    lines: list[str] = []
+    with pytest.raises(LostError, match="rank 1 did not arrive within 60 s"):
+        run_standins(run, "localhost:2", "ssh", lines)
+    assert any("[localhost rank 1]" in line and "in hanging_here" in line for line in lines), lines
+    assert not any("[localhost rank 0]" in line and "File" in line for line in lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 import threading
@@ -46,6 +47,9 @@ def work():
 atexit.register(lambda: print("last", Late))
 threading.Thread(target=work).start()
 """
+
+
+BLOCK = bytes(2**22)
 
 
 def both(folder: Path, *words: str) -> None:
@@ -98,7 +102,7 @@ def test_a_thread_that_runs_does_not_rest() -> None:
         name.write_text(begin.GLOO_THREAD)
         ready.set()
         while not stop.is_set():
-            pass
+            hashlib.sha256(BLOCK)  # without Python's lock
 
     thread = threading.Thread(target=busy)
     thread.start()

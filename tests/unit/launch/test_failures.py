@@ -1,0 +1,51 @@
+"""Which of several reports is the cause of an end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.launch.child import how_it_ended
+from paceline.launch.control import Lost
+from paceline.launch.failures import may_pass, order
+
+
+def report(message: str, kind: str = "LostError", **more: bool) -> dict[str, Any]:
+    told = {"rank": 2, "kind": kind, "message": message, "expected": True, **more}
+    return {"kind": "error", "report": told}
+
+
+OWN = report("the loss became NaN", "DivergedError")
+KILLED = report(f"{how_it_ended(-9)} in update of update 12", wordless=True)
+SILENT = Lost(2, 10.0)
+CLOSED = Lost(0, None)
+ABORTED = report(f"{how_it_ended(-6)} in update of update 12", wordless=True)
+EXITED = report(f"{how_it_ended(14)} in update of update 12", wordless=True)
+LATE = report("no answer within 60 s", "DeadlineError")
+HEARSAY = report("lost another host in the sum of gradients", "WorkerError")
+TOLD = report("was told to end (SIGTERM to its agent)", wordless=True, told=True)
+
+
+@pytest.mark.parametrize(
+    ("cause", "others"),
+    [
+        # MPI ends every agent when one rank is killed: the first connection to close is no cause.
+        (KILLED, [CLOSED, TOLD, ABORTED]),
+        # An agent was killed with its rank; MPI tells the others to end.
+        (CLOSED, [TOLD, TOLD, EXITED]),
+        (SILENT, [TOLD, HEARSAY, LATE]),
+        (OWN, [KILLED, CLOSED, LATE]),
+        (EXITED, [HEARSAY, TOLD]),
+        # A machine that is taken away tells its agent alone.
+        (TOLD, []),
+    ],
+)
+def test_the_cause_comes_first(cause: Any, others: list[Any]) -> None:
+    assert min([*others, cause], key=order) is cause
+
+
+@pytest.mark.parametrize("failure", [KILLED, SILENT, CLOSED, ABORTED, EXITED, LATE, HEARSAY, TOLD])
+def test_what_a_rank_does_not_say_of_itself_may_pass(failure: Any) -> None:
+    assert may_pass(failure)
+    assert not may_pass(OWN)
