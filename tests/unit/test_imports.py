@@ -18,9 +18,9 @@ import paceline
 ROOT = Path(paceline.__file__).parent
 
 ORDER = (
-    "errors", "text", "references", "secure", "run", "schema", "config", "cost", "plan", "models",
-    "data", "backends", "local", "exchange", "observe", "training", "hardware", "launch", "lab",
-    "serve", "report", "watch", "studies", "workflow", "integrations", "pace", "api", "bench",
+    "errors", "text", "gloo", "references", "secure", "run", "schema", "config", "cost", "plan",
+    "models", "data", "backends", "local", "exchange", "observe", "training", "hardware", "launch",
+    "lab", "serve", "report", "watch", "studies", "workflow", "integrations", "pace", "api", "bench",
     "commands", "cli", "__main__", "__init__",
 )  # fmt: skip
 """A part of the package imports only from those before it."""

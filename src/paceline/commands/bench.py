@@ -194,6 +194,9 @@ def faults(only: tuple[str, ...], keep: Path | None, as_list: bool, as_json: boo
 
     Seconds until training goes on, updates that are repeated, exit code, weights beside those of
     one process, processes and files that stay. Exits with 1 where a training did not survive.
+
+    \b
+    paceline bench faults --only mpi/rank --only /power
     """
     from paceline.bench.faults import FAULTS, KINDS, chosen, run_cells
 

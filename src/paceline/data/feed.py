@@ -19,6 +19,7 @@ from paceline.data.readers import Balance, OnCopy, may_fork, own_cores
 from paceline.data.sampler import GlobalSampler, apportion
 from paceline.data.samples import Samples, Stacked
 from paceline.errors import PacelineError
+from paceline.gloo import settle
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -200,6 +201,7 @@ def _in_processes(
         num_workers=count,
         multiprocessing_context="fork",  # nothing need be pickled, and nothing is run again
     )
+    settle()
     reading: Any = iter(loader)
     try:
         for found in reading:

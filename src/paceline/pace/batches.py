@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
 from paceline.errors import ConfigError, DataError, UnsupportedError
+from paceline.gloo import settle
 from paceline.integrations.shares import (
     PartSampler,
     samples_in,
@@ -125,6 +126,8 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         working = self._working
+        if self.loader.num_workers:
+            settle()  # before processes are forked
         batches = self._streamed() if self._is_divided_stream else self._fetched()
         key = id(batches)
         try:

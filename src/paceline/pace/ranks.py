@@ -14,7 +14,7 @@ import torch.distributed as dist
 from paceline.backends import BACKEND_NAME, register_mpi
 from paceline.config.environment import named_variables, started_by
 from paceline.errors import PacelineError, RunDirectoryError, UserError, shown
-from paceline.launch.scripts.begin import settle
+from paceline.gloo import settle
 from paceline.local.cores import usable_cores
 
 
@@ -157,4 +157,4 @@ def _open() -> None:
 def _close() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
-    settle()
+    settle(ending=True)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -49,9 +47,6 @@ threading.Thread(target=work).start()
 """
 
 
-BLOCK = bytes(2**22)
-
-
 def both(folder: Path, *words: str) -> None:
     """Python alone and with `begin` between print the same and end the same."""
     plain, begun = (
@@ -82,34 +77,3 @@ def test_a_module_is_the_main_module(tmp_path: Path) -> None:
     (tmp_path / "own" / "__main__.py").write_text(FAILS)
     both(tmp_path, "-m", "own.script", "x")
     both(tmp_path, "-m", "own")
-
-
-def test_the_end_waits_for_threads_of_gloo_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = iter([False, True, False, True, True])
-    monkeypatch.setattr(begin, "_all_rest", lambda: next(looks))
-    import torch.distributed  # noqa: F401
-
-    begin.settle()
-    assert list(looks) == []
-
-
-def test_a_thread_that_runs_does_not_rest() -> None:
-    stop = threading.Event()
-    name = Path("/proc/thread-self/comm")
-    ready = threading.Event()
-
-    def busy() -> None:
-        name.write_text(begin.GLOO_THREAD)
-        ready.set()
-        while not stop.is_set():
-            hashlib.sha256(BLOCK)  # without Python's lock
-
-    thread = threading.Thread(target=busy)
-    thread.start()
-    try:
-        ready.wait()
-        assert not all(begin._all_rest() for _ in range(1000))
-    finally:
-        stop.set()
-        thread.join()
-    assert begin._all_rest()
