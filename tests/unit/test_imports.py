@@ -20,8 +20,8 @@ ROOT = Path(paceline.__file__).parent
 ORDER = (
     "errors", "text", "gloo", "references", "secure", "run", "schema", "config", "cost", "plan",
     "models", "data", "backends", "local", "exchange", "observe", "training", "hardware", "launch",
-    "lab", "serve", "report", "watch", "studies", "workflow", "integrations", "pace", "api", "bench",
-    "commands", "cli", "__main__", "__init__",
+    "lab", "serve", "report", "watch", "studies", "workflow", "integrations", "pace", "api",
+    "bench", "commands", "cli", "__main__", "__init__",
 )  # fmt: skip
 """A part of the package imports only from those before it."""
 WITHOUT_TORCH = (
