@@ -34,6 +34,7 @@ from paceline.lab import Lab
 from paceline.plan.measured import choose, considered, everyone_of, plan_of_choice
 from paceline.plan.prices import TERMS
 from paceline.schema import NodePlan, Plan, read_json, write_json
+from paceline.schema.codec import rule
 from paceline.schema.machines import Machines
 
 MEAN_BAR, WORST_BAR, RIGHT_BAR = 0.10, 0.25, 0.90
@@ -56,9 +57,9 @@ class CaseOutcome:
     cores: tuple[float, ...]
     rate: str
     option: str
-    predicted: float
+    predicted: float = rule(minimum=1e-9, maximum=1e9)
     """Seconds per update."""
-    measured: float
+    measured: float = rule(minimum=1e-9, maximum=1e9)
     low: float
     high: float
     """Fastest and slowest round."""

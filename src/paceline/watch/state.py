@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import Any
 
@@ -14,7 +15,7 @@ CURVES = ("train_loss", "test_loss", "train_accuracy", "test_accuracy")
 
 def state_of(run: Follower, key: int) -> dict[str, Any]:
     """Everything, by parts; parts that did not change need not be sent again."""
-    return {
+    parts = {
         "head": _head(run, key),
         "progress": _progress(run),
         "curves": _curves(run),
@@ -26,6 +27,16 @@ def state_of(run: Follower, key: int) -> dict[str, Any]:
             for at, rank, note in run.notes
         ],
     }
+    return {name: _finite(part) for name, part in parts.items()}
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity, which sums of damaged numbers may come to: nothing in its place."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _head(run: Follower, key: int) -> dict[str, Any]:
