@@ -38,6 +38,7 @@ HOSTS_SETTINGS = (
     "data.options={ shape = [1, 28, 28], samples = 6400, test_samples = 64 }",
     "train.epochs=500",
     "local.strategy=sequential",
+    "train.restarts=0",
 )
 
 

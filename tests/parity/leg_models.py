@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from paceline.local.cores import quota_cores
 
-SECONDS = 0.002
+SECONDS = 0.006
 """For each sample of a forward pass."""
 
 

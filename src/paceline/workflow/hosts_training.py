@@ -308,6 +308,8 @@ def left_out_sentence(crewed: Crewed, way: Way, out: Sequence[str], leg: Leg) ->
     why = "there is too little for each to compute"
     if cost.exposed > cost.waiting:
         why = f"{cost.bytes_sent / 1e6:.3g} MB per update over {carried:,.0f} Mbit/s"
+        if cost.bytes_sent / seen.wire.both < cost.exposed / 2:  # it is the messages, not bytes
+            why = f"agreeing takes {1000 * cost.exposed:.3g} ms per update"
     names = " and ".join([", ".join(out[:-1])] * (len(out) > 1) + [out[-1]])
     one = len(out) == 1
     if with_them > without and not tried:

@@ -115,6 +115,10 @@ class RealSsh:
                 assert time.monotonic() < end, log.read_text() + self.server_said()
                 time.sleep(0.05)
             if off:
+                while not (self.run / "checkpoints" / "latest").exists():  # a busy machine takes time
+                    assert process.poll() is None, log.read_text() + self.server_said()
+                    assert time.monotonic() < end, log.read_text() + self.server_said()
+                    time.sleep(0.05)
                 self.lab.cut("b")
             elif stop_after:
                 process.send_signal(signal.SIGINT)

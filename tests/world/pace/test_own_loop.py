@@ -72,7 +72,7 @@ def test_two_ranks_have_the_weights_of_one_process(run_cli: Cli, tmp_path: Path,
 
 @pytest.mark.slow
 @pytest.mark.world_size(4)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "stream"])  # its rest is 3
 def test_so_do_four(run_cli: Cli, tmp_path: Path, kind: str) -> None:
     expected = plainly(tmp_path, kind)
     done = run_cli("run", "--nproc", "4", SCRIPT, kind, "out.pt")
