@@ -115,7 +115,7 @@ class RealSsh:
                 assert time.monotonic() < end, log.read_text() + self.server_said()
                 time.sleep(0.05)
             if off:
-                while not (self.run / "checkpoints" / "latest").exists():  # a busy machine takes time
+                while not (self.run / "checkpoints" / "latest").exists():
                     assert process.poll() is None, log.read_text() + self.server_said()
                     assert time.monotonic() < end, log.read_text() + self.server_said()
                     time.sleep(0.05)
