@@ -3,7 +3,8 @@
     python -m benchmarks.from_enter [--rounds 3] [--only "mnist 1"] [--exact] [--output FILE]
 
 Each row trains, in turns, with the plain script (benchmarks/peers/plain.py), with Paceline as it
-is, and with Paceline when bf16 is allowed (not with --exact); every time in new processes and with an empty cache.
+is, and, but for --exact, with Paceline when bf16 is allowed; every time in new processes and with
+an empty cache.
 Bars: no row more than 10% and 2 s slower than plain; exact at least 1.15 times as fast where plain
 takes over a minute; the first update after at most twice the plain script's time.
 """
