@@ -306,11 +306,29 @@ def spent(known: Knowledge) -> float:
     return total
 
 
-def saved(known: Knowledge, best: str) -> float:
-    """Seconds that the best plan has saved over the first one, in the updates it made."""
-    first = known.legs[0].name
-    kept = [leg for leg in known.legs if leg.name == best and leg.name != first]
-    return sum(leg.updates * seconds_of(known.legs, first) - leg.seconds for leg in kept)
+def saved(known: Knowledge) -> float:
+    """Seconds that plans have saved over the first one, in the updates they were kept for.
+
+    By the comparisons that each change of plan was made for: the first plan's own times may be old.
+    """
+    total, part = 0.0, 1.0
+    kept = known.legs[0].name
+    for index, leg in enumerate(known.legs):
+        if leg.role != "keep" or leg.ended:
+            continue
+        if leg.name != kept:
+            part, kept = part * ratio(known.legs[:index], leg.name, kept), leg.name
+        total += leg.seconds * (1 / part - 1)
+    return total
+
+
+def ratio(legs: Sequence[Leg], name: str, other: str) -> float:
+    """An update of a plan as a part of another's, held side by side; 1 where they never were."""
+    found = compare(legs, name, other)
+    if found is not None:
+        return math.exp(found.difference)
+    back = compare(legs, other, name)
+    return math.exp(-back.difference) if back is not None else 1.0
 
 
 def seconds_of(legs: Sequence[Leg], name: str) -> float:

@@ -24,6 +24,7 @@ from paceline.plan.pilot import (
     Knowledge,
     Option,
     next_leg,
+    ratio,
     saved,
     seconds_of,
     spent,
@@ -416,9 +417,10 @@ class LegTraining:
             plan = dataclasses.replace(plan, predicted=predicted)
         write_json(self._home.run.plan, plan)
         if kept and now is not None:
+            times = 1 / ratio(legs, decision.name, kept[-1].name)
             self._home.view.say(
-                f"from here with {decision.name}: {self._speed(now)} samples/s"
-                f" instead of {self._speed(kept[-1])} with {kept[-1].name}"
+                f"from here with {decision.name}: {self._speed(now)} samples/s,"
+                f" {times:.2f} times as fast as {kept[-1].name}"
             )
 
     def _speed(self, leg: Leg) -> str:
@@ -429,7 +431,7 @@ class LegTraining:
         return {
             "legs": len(merged(legs)),
             "finding_seconds": spent(self.known),
-            "saved_seconds": saved(self.known, legs[-1].best) if legs else 0.0,
+            "saved_seconds": saved(self.known) if legs else 0.0,
         }
 
     def _request_stop(self) -> None:
