@@ -46,7 +46,8 @@ class Workload:
     """A name, a folder, "module:callable", a map-style dataset, a pair (train, test), a function
     that gives one of these two, or one or two DataLoaders."""
     loss: str | Callable[..., Any] = "cross_entropy"
-    """A name, or (outputs, targets) -> mean over the samples, or a dict as a step returns."""
+    """A name of torch.nn.functional as "mse_loss", or (outputs, targets) -> mean over the samples,
+    or a dict as a step returns."""
     step: str | Callable[..., Any] | None = None
     """Instead of a loss: (model, batch) -> loss, or a dict with "loss", "weight" (by what the loss
     is a mean: samples when left out) and what else is to be reported."""

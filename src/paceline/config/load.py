@@ -13,7 +13,7 @@ import tomli_w
 
 from paceline.errors import ConfigError, shown
 from paceline.schema.codec import decode, encode
-from paceline.schema.config import OPTIMIZERS, Config
+from paceline.schema.config import LOSSES, OPTIMIZERS, Config
 from paceline.schema.plain import DEEPEST, parse_toml, parse_value, read_toml
 
 
@@ -117,8 +117,8 @@ def _check_names(config: Config) -> None:
                 " 'module:callable'"
             )
     loss = config.workload.loss
-    if loss != "cross_entropy" and ":" not in loss:
+    if loss not in LOSSES and ":" not in loss:
         raise ConfigError(
-            f"workload.loss = {shown(loss)} is not cross_entropy, nor a reference as"
+            f"workload.loss = {shown(loss)} is not one of {', '.join(LOSSES)}, nor a reference as"
             ' "module:callable"'
         )

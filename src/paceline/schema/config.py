@@ -12,6 +12,11 @@ from paceline.schema.exchanges import EXCHANGES
 from paceline.schema.strategies import STRATEGIES
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
+LOSSES = (
+    "cross_entropy", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
+    "binary_cross_entropy_with_logits",
+)  # fmt: skip
+"""Losses by their names in torch.nn.functional."""
 DEFAULT_BATCH = 128
 MOST_CLASSES = 2**24
 """One row of weights each: beyond that no model of this kind fits into a machine."""
@@ -51,7 +56,9 @@ class WorkloadSettings:
     A worker is a process of `processes` or a row of `hybrid`; otherwise a machine is one.
     """
     loss: str = "cross_entropy"
-    """"cross_entropy" or your own "module:callable": (outputs, targets) -> mean over samples."""
+    """A name of torch.nn.functional (cross_entropy, mse_loss, l1_loss, smooth_l1_loss, huber_loss,
+    binary_cross_entropy_with_logits), or your own "module:callable": (outputs, targets) -> mean
+    over samples."""
     step: str = ""
     """Instead of a loss, your own "module:callable": (model, batch) -> loss, or a dict with it."""
     collate_fn: str = ""

@@ -31,6 +31,7 @@ from paceline.local.tiles import describe_tiles
 from paceline.models.factory import call_factory, initialise_lazy
 from paceline.references import OBJECT, is_reference, resolve, resolve_factory
 from paceline.schema import Config, Plan
+from paceline.schema.config import LOSSES
 from paceline.schema.signature import Signature
 from paceline.training.given import Given, with_open_data
 from paceline.training.optimizers import is_elementwise, optimizer_factory
@@ -179,9 +180,25 @@ def data_request(config: Config, given: Given | None = None) -> DataRequest:
 
 
 def _named_loss(name: str) -> Loss:
-    if name == "cross_entropy":
-        return nn.functional.cross_entropy
-    return resolve(name, "workload.loss")
+    if name not in LOSSES:
+        return resolve(name, "workload.loss")
+    loss: Loss = getattr(nn.functional, name)
+    return loss if name == "cross_entropy" else _of_equal_shapes(loss, name)
+
+
+def _of_equal_shapes(loss: Loss, name: str) -> Loss:
+    """Of [32, 1] beside [32] torch would make 32 x 32 differences, with no more than a warning."""
+
+    def checked(outputs: Any, targets: torch.Tensor) -> Any:
+        if isinstance(outputs, torch.Tensor) and outputs.shape != targets.shape:
+            raise ConfigError(
+                f"loss {name!r} compares number by number, but the model gives outputs of shape"
+                f" {list(outputs.shape)} for targets of shape {list(targets.shape)}: give both the"
+                " same shape, as by .squeeze(1) at the end of forward"
+            )
+        return loss(outputs, targets)
+
+    return checked
 
 
 def _checked_loss(loss: Loss, name: str) -> Loss:

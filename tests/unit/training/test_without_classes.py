@@ -111,6 +111,19 @@ def test_no_accuracy_and_the_best_is_the_lowest_loss(
     assert best.resolve() == latest.resolve()
 
 
+def test_a_loss_by_its_name_is_that_of_torch(tmp_path: Path) -> None:
+    own = train(tmp_path / "own", regression()).summary["test_loss"]
+    named = train(tmp_path / "named", regression() | {"loss": "mse_loss"}).summary["test_loss"]
+    assert named == own
+
+
+def test_a_named_loss_does_not_compare_every_output_with_every_target(tmp_path: Path) -> None:
+    points = torch.randn(64, 3)
+    made = {"model": lambda: nn.Linear(3, 1), "data": TensorDataset(points, points.sum(dim=1))}
+    with pytest.raises(ConfigError, match=r"\[16, 1\] for targets of shape \[16\].*squeeze"):
+        train(tmp_path / "run", made | {"loss": "mse_loss"})
+
+
 def test_the_best_is_not_the_last_and_patience_waits_for_the_loss(tmp_path: Path) -> None:
     made = regression()
     # Trained towards 10 and tested against 3: the loss falls, and rises again beyond 3.
