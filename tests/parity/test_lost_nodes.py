@@ -41,7 +41,8 @@ def lose(
     legs = read_legs(run / "legs.jsonl")
     (broken,) = [each for each in legs if each.left]
     assert broken.left == (f"localhost-{lost}",)
-    assert broken.lost_seconds > 0
+    # On a busy machine its silence may be noticed in a leg that does without it, and costs nothing.
+    assert (broken.lost_seconds > 0) == (len(broken.plan.nodes) > 1)
     assert sum(each.updates for each in legs) == 100
     after = legs[legs.index(broken) + 1 :]
     assert after
