@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from node_runs import _environment, _mpiexec, run_all
 from ports import free_port
@@ -18,6 +19,7 @@ from paceline.config import dump_config, load_config
 from paceline.plan.teams import team_name
 from paceline.schema import NodePlan, Plan, write_json
 from paceline.schema.legs import Leg, LegsOrder
+from paceline.schema.strategies import describe
 
 _SERIES = """
 import dataclasses, json, os, sys
@@ -63,15 +65,21 @@ def leg(
     *,
     shares: Sequence[float],
     layers: tuple[str, ...] = (),
+    locals_: Sequence[dict[str, Any]] = (),
     **changes: object,
 ) -> Leg:
-    """A leg of some of the nodes; `layers` are split; `changes` are other fields of the plan."""
+    """A leg of some of the nodes; `layers` are split; `changes` are other fields of the plan.
+
+    `locals_`: what each of the nodes does with its cores.
+    """
     whole = everyone(nodes)
     plan = dataclasses.replace(
         whole,
         nodes=tuple(
-            dataclasses.replace(whole.nodes[member], share=share)
-            for member, share in zip(members, shares, strict=True)
+            dataclasses.replace(whole.nodes[member], share=share, **own)
+            for member, share, own in zip(
+                members, shares, locals_ or [{}] * len(members), strict=True
+            )
         ),
         partition="feature" if layers else "none",
         feature_layers=layers,
@@ -79,6 +87,7 @@ def leg(
     )
     words = [team_name(whole, members), plan.exchange, plan.memory_format]
     words += ["split"] if layers else []
+    words += [describe(node) for node in plan.nodes if node.strategy != "sequential"]
     words += [f"buckets of {plan.bucket_mb} MB"] if plan.bucket_mb else []
     return Leg(name=", ".join(words), plan=plan, first=first, updates=updates)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -93,6 +94,35 @@ def runs(nodes: int, layers: tuple[str, ...]) -> list[LegsRun]:
 def test_ways_in_any_order(layers, alone, tmp_path: Path) -> None:
     series = runs(2, layers)[:1]
     compare(series, train_legs_over_nodes(tmp_path, series), alone)
+
+
+def ranked(seed: int) -> list[Leg]:
+    """Legs of two nodes whose cores are used in every way that nodes may have, in turns."""
+    chance = random.Random(seed)
+    plain: dict[str, Any] = {}
+    processes = {"strategy": "processes", "processes": 2}
+    replicas = {"strategy": "replicas", "replicas": 2}
+    locals_ = [(processes, processes), (processes,), (plain, processes), (replicas, processes)]
+    chance.shuffle(locals_)
+    legs = []
+    for number, each in enumerate([*locals_, (processes, plain)]):
+        members = (0, 1) if len(each) > 1 else (chance.choice((0, 1)),)
+        exchange = chance.choice(("allreduce", "ring", "reduce_broadcast"))
+        shares = tuple(chance.choice((1.0, 2.0, 3.0)) for _ in members)
+        kind = exchange if len(members) > 1 else "allreduce"
+        legs.append(leg(2, 3 * number, 3, members, shares=shares, locals_=each, exchange=kind))
+    return legs
+
+
+@pytest.mark.slow
+@pytest.mark.world_size(4)
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi4py", marks=pytest.mark.mpi)])
+def test_nodes_with_ranks_of_their_own(backend: str, alone, tmp_path: Path) -> None:
+    """Two nodes of two ranks: momentum, Adam, BatchNorm."""
+    momentum, adam = ((*OPTIMIZERS[name], EPOCHS) for name in ("momentum", "adam"))
+    every = (momentum, adam, (*momentum, *NORMALISED))
+    series = [LegsRun(2, changes, ranked(seed)) for seed, changes in enumerate(every)]
+    compare(series, train_legs_over_nodes(tmp_path, series, backend=backend), alone)
 
 
 @pytest.mark.slow

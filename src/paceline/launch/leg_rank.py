@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from paceline.training.loop import Trainer
 
 PLACE = {"rank": int, "world_size": int, "node": int, "nodes": int}
-"""Of a rank in a leg over several nodes."""
+"""Of a node's first rank in a leg over several nodes."""
 ORDERS: dict[str, dict[str, Any]] = {
     "leg": {"plan": {}, "began": float, "rehearsal": bool, "place?": PLACE},
     "take_over": {"rest?": {}},
@@ -130,10 +130,16 @@ class LegRank:
         from paceline.training.watching import observed
 
         chosen = decode(Plan, plan)
-        number, words = self._context.local_rank, place or {}
-        node = chosen.nodes[words.get("node", 0)]
+        number = self._context.local_rank
+        node = chosen.nodes[0 if place is None else place["node"]]
+        first = place or {"rank": 0, "world_size": node.ranks, "node": 0, "nodes": 1}
         context = dataclasses.replace(
-            self._context, **{"world_size": node.ranks, **words, "local_size": node.ranks}
+            self._context,
+            rank=first["rank"] + number,
+            world_size=first["world_size"],
+            local_size=node.ranks,
+            node=first["node"],
+            nodes=first["nodes"],
         )
         board = self._open_board(node.ranks)
         from paceline.local.board import Arena
@@ -207,13 +213,15 @@ class LegRank:
 
         trainer = self._held
         times = trainer.run_leg(until, patience)
+        # Of a node among several, the first rank is elsewhere and asks nobody.
+        memory = 0.0 if trainer.task.in_legs else node_memory_mb(trainer.task.board)
         self._answer(
             did="go",
             durations=times,
             update=trainer.position.update,
             finished=trainer.is_finished,
             updates=trainer.updates,
-            memory_mb=node_memory_mb(trainer.task.board),
+            memory_mb=memory,
         )
 
     def _finish(self, open_seconds: float, more: Mapping[str, Any], received: int | None) -> None:

@@ -49,6 +49,11 @@ class HostsTraining(LegTraining):
     def _make(self, name: str) -> Runner:
         return self._crewed.make(name)
 
+    # --- ranks of nodes -----------------------------------------------------------
+
+    def _await_ranks(self) -> None:
+        """Every node waits for its own before it builds a plan with them."""
+
     # --- nodes that were lost -----------------------------------------------------
 
     def _one_leg(self) -> bool:
