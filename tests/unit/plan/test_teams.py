@@ -11,6 +11,7 @@ from paceline.cost.model import LayerCost, model_cost
 from paceline.cost.transfer import Wire
 from paceline.plan.pilot import Knowledge, expected, next_leg
 from paceline.plan.teams import (
+    Manner,
     TeamKnowledge,
     Way,
     at_speed,
@@ -175,7 +176,7 @@ def test_what_one_way_took_longer_than_its_price_the_others_will_too() -> None:
 
 def test_the_plan_of_a_way_has_its_nodes_and_shares_by_speed() -> None:
     way = Way(members=(0, 2), exchange=ExchangeCost(kind="ring"))
-    plan = plan_of_way(ABC, way, ("fp32", "contiguous"), speeds=[1.0, 5.0, 3.0])
+    plan = plan_of_way(ABC, way, Manner(), speeds=[1.0, 5.0, 3.0])
     assert [(node.host, node.share) for node in plan.nodes] == [("a", 1 / 3), ("c", 1.0)]
     assert (plan.exchange, plan.batch_size) == ("ring", 300)
     assert members_of(ABC, plan) == (0, 2)
