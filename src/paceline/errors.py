@@ -37,6 +37,7 @@ __all__ = [
     "StrategyError",
     "UnsupportedError",
     "UserError",
+    "RankError",
     "WorkerError",
     "is_out_of_memory",
     "shortened",
@@ -99,6 +100,10 @@ class WorkerError(RunError):
 
 class LostError(WorkerError):
     """A node that a leg needs has gone; the others can go on without it."""
+
+
+class RankError(WorkerError):
+    """A rank of one node in a leg over several has ended or hangs: whose fault a failure was."""
 
 
 class DeadlineError(RunError):

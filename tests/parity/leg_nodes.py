@@ -50,11 +50,15 @@ class LegsRun:
     nodes: int
     changes: tuple[str, ...]
     script: Sequence[Leg] = ()
+    threads: int = 1
+    """Of every node."""
 
 
-def everyone(nodes: int, batch: int = 24) -> Plan:
+def everyone(nodes: int, batch: int = 24, threads: int = 1) -> Plan:
     """All nodes, as a launcher would tell them."""
-    return Plan(nodes=tuple(NodePlan(host=f"host-{n}") for n in range(nodes)), batch_size=batch)
+    plain = NodePlan(strategy="threads", threads=threads) if threads > 1 else NodePlan()
+    named = (dataclasses.replace(plain, host=f"host-{n}") for n in range(nodes))
+    return Plan(nodes=tuple(named), batch_size=batch)
 
 
 def leg(
@@ -106,7 +110,8 @@ def train_legs_over_nodes(
             load_config(None, (*base_changes(), "local.strategy=auto", *run.changes))
         )
         (path / "config.toml").write_text(dump_config(config))
-        write_json(path / "plan.json", everyone(run.nodes, config.workload.global_batch(1)))
+        batch = config.workload.global_batch(1)
+        write_json(path / "plan.json", everyone(run.nodes, batch, run.threads))
         write_json(path / "order.json", LegsOrder(script=tuple(run.script)))
         places.append((str(path), free_port(), run.nodes))
     (folder / "series.json").write_text(json.dumps(places))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from paceline.cost.memory import standby_mb
-from paceline.errors import PacelineError, UserError
+from paceline.errors import PacelineError, RankError, UserError, WorkerError
 from paceline.launch.leg_rank import PLACE
 from paceline.launch.standby import Standby
 from paceline.local.board import Arena, Board
@@ -135,7 +135,7 @@ class RankLeg:
                 return
         except PacelineError as cause:
             self._ranks.end()
-            raise cause from error
+            raise (RankError(str(cause)) if type(cause) is WorkerError else cause) from error
         self._ranks.end()
 
     def store(self, handover: Handover) -> dict[str, Any]:
