@@ -12,6 +12,8 @@
     `-- RunError                  the run could not go on; exit code 1
         |-- DivergedError         the loss became NaN or exploded
         |-- WorkerError           a rank raised, exited or was killed
+        |   |-- LostError         a node that a leg needs has gone
+        |   `-- RankError         a rank of one node in a leg over several
         |-- DeadlineError         a rank did not arrive in time
         `-- StorageError          a checkpoint or event could not be written
 
