@@ -12,6 +12,8 @@
     `-- RunError                  the run could not go on; exit code 1
         |-- DivergedError         the loss became NaN or exploded
         |-- WorkerError           a rank raised, exited or was killed
+        |   |-- LostError         a node that a leg needs has gone
+        |   `-- RankError         a rank of one node in a leg over several
         |-- DeadlineError         a rank did not arrive in time
         `-- StorageError          a checkpoint or event could not be written
 
@@ -37,6 +39,7 @@ __all__ = [
     "StrategyError",
     "UnsupportedError",
     "UserError",
+    "RankError",
     "WorkerError",
     "is_out_of_memory",
     "shortened",
@@ -99,6 +102,10 @@ class WorkerError(RunError):
 
 class LostError(WorkerError):
     """A node that a leg needs has gone; the others can go on without it."""
+
+
+class RankError(WorkerError):
+    """A rank of one node in a leg over several has ended or hangs: whose fault a failure was."""
 
 
 class DeadlineError(RunError):

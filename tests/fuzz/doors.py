@@ -584,7 +584,8 @@ def _leg_orders(random: Random, folder: Path) -> None:
     from paceline.launch.standby import read_answer
 
     orders = (
-        {"do": "leg", "plan": PLAN, "rest": {}, "began": 1.0, "rehearsal": False},
+        {"do": "leg", "plan": PLAN, "began": 1.0, "rehearsal": False, "place": None},
+        {"do": "take_over", "rest": {}},
         {"do": "go", "until": 5, "patience": None},
         {"do": "finish", "open_seconds": 1.0, "more": {}, "received": None},
         {"do": "end"},

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from node_runs import _environment, _mpiexec, run_all
 from ports import free_port
@@ -18,6 +19,7 @@ from paceline.config import dump_config, load_config
 from paceline.plan.teams import team_name
 from paceline.schema import NodePlan, Plan, write_json
 from paceline.schema.legs import Leg, LegsOrder
+from paceline.schema.strategies import describe
 
 _SERIES = """
 import dataclasses, json, os, sys
@@ -48,11 +50,15 @@ class LegsRun:
     nodes: int
     changes: tuple[str, ...]
     script: Sequence[Leg] = ()
+    threads: int = 1
+    """Of every node."""
 
 
-def everyone(nodes: int, batch: int = 24) -> Plan:
+def everyone(nodes: int, batch: int = 24, threads: int = 1) -> Plan:
     """All nodes, as a launcher would tell them."""
-    return Plan(nodes=tuple(NodePlan(host=f"host-{n}") for n in range(nodes)), batch_size=batch)
+    plain = NodePlan(strategy="threads", threads=threads) if threads > 1 else NodePlan()
+    named = (dataclasses.replace(plain, host=f"host-{n}") for n in range(nodes))
+    return Plan(nodes=tuple(named), batch_size=batch)
 
 
 def leg(
@@ -63,15 +69,21 @@ def leg(
     *,
     shares: Sequence[float],
     layers: tuple[str, ...] = (),
+    locals_: Sequence[dict[str, Any]] = (),
     **changes: object,
 ) -> Leg:
-    """A leg of some of the nodes; `layers` are split; `changes` are other fields of the plan."""
+    """A leg of some of the nodes; `layers` are split; `changes` are other fields of the plan.
+
+    `locals_`: what each of the nodes does with its cores.
+    """
     whole = everyone(nodes)
     plan = dataclasses.replace(
         whole,
         nodes=tuple(
-            dataclasses.replace(whole.nodes[member], share=share)
-            for member, share in zip(members, shares, strict=True)
+            dataclasses.replace(whole.nodes[member], share=share, **own)
+            for member, share, own in zip(
+                members, shares, locals_ or [{}] * len(members), strict=True
+            )
         ),
         partition="feature" if layers else "none",
         feature_layers=layers,
@@ -79,6 +91,7 @@ def leg(
     )
     words = [team_name(whole, members), plan.exchange, plan.memory_format]
     words += ["split"] if layers else []
+    words += [describe(node) for node in plan.nodes if node.strategy != "sequential"]
     words += [f"buckets of {plan.bucket_mb} MB"] if plan.bucket_mb else []
     return Leg(name=", ".join(words), plan=plan, first=first, updates=updates)
 
@@ -97,7 +110,8 @@ def train_legs_over_nodes(
             load_config(None, (*base_changes(), "local.strategy=auto", *run.changes))
         )
         (path / "config.toml").write_text(dump_config(config))
-        write_json(path / "plan.json", everyone(run.nodes, config.workload.global_batch(1)))
+        batch = config.workload.global_batch(1)
+        write_json(path / "plan.json", everyone(run.nodes, batch, run.threads))
         write_json(path / "order.json", LegsOrder(script=tuple(run.script)))
         places.append((str(path), free_port(), run.nodes))
     (folder / "series.json").write_text(json.dumps(places))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -95,6 +96,35 @@ def test_ways_in_any_order(layers, alone, tmp_path: Path) -> None:
     compare(series, train_legs_over_nodes(tmp_path, series), alone)
 
 
+def ranked(seed: int) -> list[Leg]:
+    """Legs of two nodes whose cores are used in every way that nodes may have, in turns."""
+    chance = random.Random(seed)
+    plain: dict[str, Any] = {}
+    processes = {"strategy": "processes", "processes": 2}
+    replicas = {"strategy": "replicas", "replicas": 2}
+    locals_ = [(processes, processes), (processes,), (plain, processes), (replicas, processes)]
+    chance.shuffle(locals_)
+    legs = []
+    for number, each in enumerate([*locals_, (processes, plain)]):
+        members = (0, 1) if len(each) > 1 else (chance.choice((0, 1)),)
+        exchange = chance.choice(("allreduce", "ring", "reduce_broadcast"))
+        shares = tuple(chance.choice((1.0, 2.0, 3.0)) for _ in members)
+        kind = exchange if len(members) > 1 else "allreduce"
+        legs.append(leg(2, 3 * number, 3, members, shares=shares, locals_=each, exchange=kind))
+    return legs
+
+
+@pytest.mark.slow
+@pytest.mark.world_size(4)
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi4py", marks=pytest.mark.mpi)])
+def test_nodes_with_ranks_of_their_own(backend: str, alone, tmp_path: Path) -> None:
+    """Two nodes of two ranks: momentum, Adam, BatchNorm."""
+    momentum, adam = ((*OPTIMIZERS[name], EPOCHS) for name in ("momentum", "adam"))
+    every = (momentum, adam, (*momentum, *NORMALISED))
+    series = [LegsRun(2, changes, ranked(seed)) for seed, changes in enumerate(every)]
+    compare(series, train_legs_over_nodes(tmp_path, series, backend=backend), alone)
+
+
 @pytest.mark.slow
 @pytest.mark.world_size(4)
 @pytest.mark.parametrize("nodes", [2, 4])
@@ -152,3 +182,41 @@ def test_a_plan_that_fails_costs_its_leg(alone, tmp_path: Path) -> None:
         used = {each.name.partition(",")[0] for each in legs if each.updates}
         assert used == {"host-0 alone"}
         assert_same(weights_of(state(path)), weights_of(alone(run.changes)), atol=1e-4)
+
+
+def has_ranks(leg: Leg) -> bool:
+    """Whether both nodes have ranks of their own in a leg."""
+    return [node.ranks for node in leg.plan.nodes] == [2, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.world_size(4)
+def test_the_pilot_finds_ranks_inside_nodes_and_a_killed_one_costs_its_leg(
+    alone, tmp_path: Path
+) -> None:
+    """Computing is sleeping: four workers are four times as fast as one, on any machine."""
+    model = Path(__file__).with_name("leg_models.py")
+    changes = (*paced("paced"), f"workload.model={model}:Killed")
+    killed = (*changes, f"workload.model_options.flag={tmp_path / 'killed'}")
+    (path,) = train_legs_over_nodes(tmp_path / "run", [LegsRun(2, killed, threads=2)])
+    legs = read_legs(path / "legs.jsonl")
+    told = [(each.name, each.updates, each.ended) for each in legs]
+    failed = [each for each in legs if each.ended]
+    assert len(failed) == 1, told
+    assert "killed by SIGKILL" in failed[0].ended
+    assert (tmp_path / "killed").exists()
+    assert sum(each.updates for each in legs) == 100
+    later = legs[legs.index(failed[0]) + 1 :]
+    assert any(len(each.plan.nodes) == 2 and each.updates for each in later), told
+    assert_same(weights_of(state(path)), weights_of(alone(changes)), atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.world_size(4)
+def test_the_pilot_keeps_ranks_inside_nodes_where_they_are_faster(alone, tmp_path: Path) -> None:
+    changes = paced("paced")
+    (path,) = train_legs_over_nodes(tmp_path / "run", [LegsRun(2, changes, threads=2)])
+    legs = read_legs(path / "legs.jsonl")
+    assert any(has_ranks(each) and each.updates for each in legs), [each.name for each in legs]
+    assert not any(each.ended for each in legs), [(each.name, each.ended) for each in legs]
+    assert_same(weights_of(state(path)), weights_of(alone(changes)), atol=1e-4)

@@ -30,8 +30,13 @@ if TYPE_CHECKING:
     from paceline.local.board import Board
     from paceline.training.loop import Trainer
 
+PLACE = {"rank": int, "world_size": int, "node": int, "nodes": int}
+"""Of a node's first rank in a leg over several nodes."""
 ORDERS: dict[str, dict[str, Any]] = {
-    "leg": {"plan": {}, "rest": {}, "began": float, "rehearsal": bool},
+    "leg": {"plan": {}, "began": float, "rehearsal": bool, "place?": PLACE},
+    "take_over": {"rest?": {}},
+    "divide": {"shares": [float]},
+    "hand_over": {},
     "go": {"until": int, "patience?": float},
     "finish": {"open_seconds": float, "more": {}, "received?": int},
     "close_leg": {},
@@ -111,18 +116,31 @@ class LegRank:
         self._answers.write(json.dumps(words) + "\n")
 
     def _leg(
-        self, plan: Mapping[str, Any], rest: dict[str, Any], began: float, rehearsal: bool
+        self,
+        plan: Mapping[str, Any],
+        began: float,
+        rehearsal: bool,
+        place: Mapping[str, int] | None,
     ) -> None:
-        """Build a plan's strategy and take over."""
+        """Build a plan's strategy, and prove it."""
         from paceline.training.assemble import Task
-        from paceline.training.handover import Handover
         from paceline.training.loop import Trainer
         from paceline.training.progress import SilentView
         from paceline.training.proof import prove
         from paceline.training.watching import observed
 
         chosen = decode(Plan, plan)
-        node, number = chosen.nodes[0], self._context.local_rank
+        number = self._context.local_rank
+        node = chosen.nodes[0 if place is None else place["node"]]
+        first = place or {"rank": 0, "world_size": node.ranks, "node": 0, "nodes": 1}
+        context = dataclasses.replace(
+            self._context,
+            rank=first["rank"] + number,
+            world_size=first["world_size"],
+            local_size=node.ranks,
+            node=first["node"],
+            nodes=first["nodes"],
+        )
         board = self._open_board(node.ranks)
         from paceline.local.board import Arena
         from paceline.local.cores import divide_cores, pin, visible_cores
@@ -132,14 +150,13 @@ class LegRank:
             config=self._config,
             plan=chosen,
             run=self._run,
-            context=dataclasses.replace(
-                self._context, world_size=node.ranks, local_size=node.ranks
-            ),
+            context=context,
             given=self._given,
             board=board,
             arena=Arena(shared_memory().arena, board),
             view=_ToldView(self._answers) if number == 0 else SilentView(),
-            ranks_before=1,
+            ranks_before=1 if place is None else self._context.rank - context.rank,
+            in_legs=place is not None,
             process_is_new=self._legs == 0,
             rehearsal=rehearsal,
         )
@@ -148,10 +165,34 @@ class LegRank:
         prove(task, self._parts, recorder)
         trainer = Trainer(task, self._parts, recorder, started=began)
         self._open.callback(trainer.strategy.close)
-        trainer.take_over(Handover.fetch(self._handover, rest))
-        recorder.ready()
         self._trainer = trainer
         self._answer(did="leg")
+
+    def _take_over(self, rest: dict[str, Any] | None) -> None:
+        """Go on from the state that lies in memory; from none where the training begins."""
+        from paceline.training.handover import Handover
+
+        if rest is None:
+            self._held.resume()
+        else:
+            self._held.take_over(Handover.fetch(self._handover, rest))
+        self._held.recorder.ready()
+        self._answer(did="take_over")
+
+    @property
+    def _held(self) -> Trainer:
+        assert self._trainer is not None
+        return self._trainer
+
+    def _divide(self, shares: list[float]) -> None:
+        """Divide batches otherwise from now on."""
+        self._held.divide(shares)
+        self._answer(did="divide")
+
+    def _hand_over(self) -> None:
+        """This rank's part of a state that the first one keeps."""
+        self._held.hand_over()
+        self._answer(did="hand_over")
 
     def _open_board(self, ranks: int) -> Board:
         from paceline.local.board import Board
@@ -170,22 +211,22 @@ class LegRank:
         """Train up to an update."""
         from paceline.training.comparison import node_memory_mb
 
-        trainer = self._trainer
-        assert trainer is not None
+        trainer = self._held
         times = trainer.run_leg(until, patience)
+        # Of a node among several, the first rank is elsewhere and asks nobody.
+        memory = 0.0 if trainer.task.in_legs else node_memory_mb(trainer.task.board)
         self._answer(
             did="go",
             durations=times,
             update=trainer.position.update,
             finished=trainer.is_finished,
             updates=trainer.updates,
-            memory_mb=node_memory_mb(trainer.task.board),
+            memory_mb=memory,
         )
 
     def _finish(self, open_seconds: float, more: Mapping[str, Any], received: int | None) -> None:
         """Write the summary of the run."""
-        trainer = self._trainer
-        assert trainer is not None
+        trainer = self._held
         outcome = trainer.end(open_seconds, more, received)
         self._answer(did="finish", summary=outcome.summary, exit_code=outcome.exit_code)
 
@@ -195,8 +236,7 @@ class LegRank:
 
     def _end(self) -> None:
         """Hand over and stand by."""
-        trainer = self._trainer
-        assert trainer is not None
+        trainer = self._held
         found = trainer.hand_over()
         rest = found.store(self._handover) if trainer.team.is_first else {}
         trainer.team.barrier("handover")

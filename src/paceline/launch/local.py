@@ -52,6 +52,8 @@ class LocalRanks:
     run: RunDirectory
     first: int = 0
     """The number of the node's first rank among all ranks."""
+    here: int = 0
+    """Ranks of the node that are no processes of their own: 1 where this one is the first."""
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
     board: Board | None = None
@@ -201,7 +203,7 @@ _GOOD = (None, 0, 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP
 
 def check_heartbeats(ranks: LocalRanks, board: Any) -> None:
     """Raise when a rank has not shown for long that it runs."""
-    for number, process in enumerate(ranks.processes):
+    for number, process in enumerate(ranks.processes, ranks.here):
         if process.poll() is not None:
             continue
         age = board.heartbeat_age(number)
@@ -235,7 +237,7 @@ def raise_failure(ranks: LocalRanks, board: Any) -> NoReturn:
     reports = _reports(ranks)
     dead = [
         (number, process.returncode)
-        for number, process in enumerate(ranks.processes)
+        for number, process in enumerate(ranks.processes, ranks.here)
         if process.returncode is not None and process.returncode < 0
     ]
     if dead:
@@ -247,7 +249,7 @@ def raise_failure(ranks: LocalRanks, board: Any) -> NoReturn:
             f" {board.phase(number) or 'start-up'} of update {board.update(number)};"
             " the run was ended"
         )
-    for number, process in enumerate(ranks.processes):
+    for number, process in enumerate(ranks.processes, ranks.here):
         # A rank that left no word: what the others say of it is only the consequence.
         if (
             process.returncode
@@ -264,7 +266,7 @@ def raise_failure(ranks: LocalRanks, board: Any) -> NoReturn:
 
 def _reports(ranks: LocalRanks) -> list[dict[str, Any]]:
     reports = []
-    for number in range(len(ranks.processes)):
+    for number in range(ranks.here, ranks.here + len(ranks.processes)):
         path = ranks.run.rank(ranks.first + number) / "error.json"
         with contextlib.suppress(OSError, ValueError):
             report = checked(read_json_file(path), {**REPORT, "time": float, "traceback": str})

@@ -31,7 +31,7 @@ from paceline.plan.prices import (
     split_of,
     with_interval,
 )
-from paceline.plan.teams import TeamKnowledge, cost_of_way, plan_of_way, teams, ways
+from paceline.plan.teams import Manner, TeamKnowledge, cost_of_way, plan_of_way, teams, ways
 from paceline.schema import Config, ExchangeSettings, Plan, Rejected
 from paceline.schema.machines import Level, Machines, MeasuredHost
 from paceline.schema.support import SUMS
@@ -197,7 +197,7 @@ def plan_of_choice(everyone: Plan, chosen: Considered, factors: Factors) -> Plan
     plan = plan_of_way(
         everyone,
         dataclasses.replace(way, members=working),
-        (everyone.precision, everyone.memory_format),
+        Manner(everyone.precision, everyone.memory_format),
         speeds=speeds,
     )
     cost = priced.cost

@@ -10,9 +10,12 @@ Nothing but the order of trials follows from it: each is tried before it is used
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from paceline.cost.compute import update_curve
 from paceline.cost.exchanges import ExchangeCost
@@ -21,11 +24,12 @@ from paceline.cost.overlap import BUCKET
 from paceline.cost.split import Chain
 from paceline.cost.step import StepCost, TeamMember
 from paceline.cost.transfer import Wire
-from paceline.plan.candidates import MemoryFormat, Precision, variants
+from paceline.plan.candidates import MemoryFormat, Precision, structures, variants
 from paceline.plan.hopes import HOPES
-from paceline.plan.pilot import Option
+from paceline.plan.pilot import PROVING, Option
 from paceline.plan.prices import Factors, Terms, best_bucket, exchanges, price
-from paceline.schema import Config, ExchangeSettings, Plan
+from paceline.schema import Config, ExchangeSettings, NodePlan, Plan
+from paceline.schema.strategies import describe
 
 PROOF_UPDATES = 3
 """Updates on a copy before a plan's first leg: two for the weights, one for BatchNorm."""
@@ -99,6 +103,22 @@ class Way:
     def layers(self) -> tuple[str, ...]:
         """Linear layers that are split over the nodes."""
         return self.exchange.split.layers if self.exchange.split is not None else ()
+
+
+class Inside(NamedTuple):
+    """How nodes use their own cores, where they are not all threads of one process."""
+
+    strategy: str
+    threads: int
+    """Of each worker."""
+
+
+class Manner(NamedTuple):
+    """How the nodes of a way compute."""
+
+    precision: Precision = "fp32"
+    memory_format: MemoryFormat = "contiguous"
+    inside: Inside | None = None
 
 
 def labels(everyone: Plan) -> list[str]:
@@ -222,16 +242,70 @@ def rate_between(way: Way, seen: TeamKnowledge, seconds: float) -> float:
     return float(10**high)
 
 
-def setup_of_way(way: Way, seen: TeamKnowledge) -> float:
-    """What taking over is expected to take: building it, its proof, and the state's way."""
-    if way.name in seen.setups:
-        return seen.setups[way.name]
+def setup_of_way(way: Way, seen: TeamKnowledge, inside: str = "") -> float:
+    """What taking over is expected to take: building it, its proof, and the state's way.
+
+    `inside`: how its nodes use their cores, by name.
+    """
+    if (name := setup_name(way, inside)) in seen.setups:
+        return seen.setups[name]
+    building = PROVING * seen.setup if inside else 0.0
     if way.members == (0,):
-        return seen.setup
+        return building or seen.setup
     passing = seen.state / seen.terms(way.members).wire.both
     if len(way.members) == 1:
-        return seen.setup + 2 * passing  # there and, when that was all, back
-    return 2 * seen.setup + PROOF_UPDATES * cost_of_way(way, seen).seconds + passing
+        return max(building, seen.setup) + 2 * passing  # there and, when that was all, back
+    proof = PROOF_UPDATES * cost_of_way(way, seen).seconds
+    return max(building, 2 * seen.setup) + proof + passing
+
+
+def setup_name(way: Way, inside: str) -> str:
+    """By what the seconds of taking over are kept."""
+    return f"{way.name}, {inside}" if inside else way.name
+
+
+def node_inside(node: NodePlan, inside: Inside | None, batch: int) -> NodePlan:
+    """A node that uses its cores so; as it is where it cannot.
+
+    >>> node_inside(NodePlan(strategy="threads", threads=4), Inside("processes", 2), 32).processes
+    2
+    """
+    if inside is not None:
+        for each in structures(node.threads, batch, elementwise=True):
+            if (each.strategy, each.threads) == inside:
+                return dataclasses.replace(each, host=node.host, share=node.share, cores=node.cores)
+    return node
+
+
+def insides(everyone: Plan, members: Sequence[int]) -> list[Inside]:
+    """Ways in which nodes may use their cores besides as threads of one process."""
+    found = [
+        Inside(each.strategy, each.threads)
+        for member in members
+        for each in structures(
+            everyone.nodes[member].threads, everyone.batch_size, elementwise=True
+        )
+        if each.strategy in HOPES
+    ]
+    return list(dict.fromkeys(found))
+
+
+def inside_name(everyone: Plan, inside: Inside | None) -> str:
+    """The same words for all teams, so that what one has shown is known of the others.
+
+    >>> pair = tuple(NodePlan(strategy="threads", threads=n) for n in (2, 4))
+    >>> inside_name(Plan(nodes=pair[:1]), Inside("processes", 1))
+    'processes 2x1'
+    >>> inside_name(Plan(nodes=pair), Inside("processes", 1))
+    'processes of 1 thread'
+    """
+    if inside is None:
+        return ""
+    used = [node_inside(node, inside, everyone.batch_size) for node in everyone.nodes]
+    names = {describe(node) for node in used if node.strategy == inside.strategy}
+    if len(names) == 1:
+        return names.pop()
+    return f"{inside.strategy} of {inside.threads} thread{'s' * (inside.threads > 1)}"
 
 
 def options_over(
@@ -242,47 +316,58 @@ def options_over(
     images: bool,
     writers: Sequence[int] = (0,),
     rounds: bool = True,
-) -> list[tuple[Option, Way, tuple[Precision, MemoryFormat]]]:
+    divisible: bool = False,
+    learned: Mapping[str, float] = MappingProxyType({}),
+) -> list[tuple[Option, Way, Manner]]:
     """Every plan that may be tried over the nodes of `everyone`, the simplest first.
 
-    `rounds`: whether bf16 is worth a trial where it is allowed.
+    `rounds`: whether bf16 is worth a trial where it is allowed; `divisible`: whether a node may
+    divide its share among workers of its own; `learned`: factors from past trainings of these.
     """
     allowed = {config.numerics.precision, *(config.numerics.allow if rounds else ())}
     found = []
     every = ways(config, everyone, seen, writers=writers)
     for way in every:
-        seconds, setup = seconds_of_way(way, seen, every), setup_of_way(way, seen)
-        for precision, memory_format in variants(config.numerics, images=images):
+        seconds = seconds_of_way(way, seen, every)
+        # Layers are split only where a node is one rank with one copy of the model.
+        own = insides(everyone, way.members) if divisible and not way.layers else []
+        for inside, (precision, memory_format) in itertools.product(
+            [None, *own], variants(config.numerics, images=images)
+        ):
             if precision == "bf16" and precision not in allowed:
                 continue
-            factors = {way.name: seconds}
-            words = [way.name]
+            within = inside_name(everyone, inside)
+            hopes = {within: HOPES[inside.strategy]} if inside is not None else {}
             for trait, plain in ((memory_format, "contiguous"), (precision, "fp32")):
                 if trait != plain:
-                    factors[trait] = HOPES[trait]
-                    words.append(trait)
-            option = Option(name=", ".join(words), factors=factors, setup_seconds=setup)
-            found.append((option, way, (precision, memory_format)))
+                    hopes[trait] = HOPES[trait]
+            factors = {trait: learned.get(trait, hope) for trait, hope in hopes.items()}
+            nodes = [
+                node_inside(everyone.nodes[n], inside, everyone.batch_size) for n in way.members
+            ]
+            option = Option(
+                name=", ".join([way.name, *hopes]),
+                factors={way.name: seconds, **factors},
+                ranks=max((node.ranks for node in nodes if node.shares_memory), default=0),
+                setup_seconds=setup_of_way(way, seen, within),
+            )
+            found.append((option, way, Manner(precision, memory_format, inside)))
     return sorted(
         found,
         key=lambda each: (len(each[1].members), each[1].members[0], each[0].name.count(", ")),
     )
 
 
-def plan_of_way(
-    everyone: Plan,
-    way: Way,
-    numerics: tuple[Precision, MemoryFormat],
-    *,
-    speeds: Sequence[float],
-) -> Plan:
+def plan_of_way(everyone: Plan, way: Way, manner: Manner, *, speeds: Sequence[float]) -> Plan:
     """The plan of a way: its nodes, with shares in proportion to their speeds."""
     largest = max(speeds[member] for member in way.members)
     nodes = [
-        dataclasses.replace(everyone.nodes[member], share=speeds[member] / largest)
+        dataclasses.replace(
+            node_inside(everyone.nodes[member], manner.inside, everyone.batch_size),
+            share=speeds[member] / largest,
+        )
         for member in way.members
     ]
-    precision, memory_format = numerics
     return dataclasses.replace(
         everyone,
         nodes=tuple(nodes),
@@ -290,8 +375,8 @@ def plan_of_way(
         partition="feature" if way.layers else "none",
         feature_layers=way.layers,
         bucket_mb=way.bucket_mb,
-        precision=precision,
-        memory_format=memory_format,
+        precision=manner.precision,
+        memory_format=manner.memory_format,
         reason="",
         predicted={},
         rejected=(),

@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from torch import nn
 
 from paceline.cost.exchanges import ExchangeCost, Kind
 from paceline.cost.model import LOOKS_ACROSS, LayerCost, ModelCost, model_cost
 from paceline.cost.transfer import Wire
-from paceline.errors import ConfigError, LostError, ProofError, StrategyError, UnsupportedError
+from paceline.errors import (
+    ConfigError,
+    DeadlineError,
+    LostError,
+    ProofError,
+    StrategyError,
+    UnsupportedError,
+)
 from paceline.local.tiles import has_bf16
-from paceline.plan.candidates import MemoryFormat, Precision
 from paceline.plan.pilot import Option
 from paceline.plan.teams import (
+    Manner,
     TeamKnowledge,
     Way,
     at_speed,
+    inside_name,
     labels,
     members_of,
     options_over,
     plan_of_way,
     rate_between,
+    setup_name,
 )
 from paceline.schema import NodePlan, Plan, decode
 from paceline.schema.legs import Leg
 from paceline.schema.plain import checked
+from paceline.workflow.alone import can_divide
 from paceline.workflow.calibration import calibration
 from paceline.workflow.connections import probe
 from paceline.workflow.nodes import BEGINS_TOGETHER, FEWEST_TIMED, Node
@@ -40,16 +51,24 @@ from paceline.workflow.together import Together
 _ARRIVAL = {"node": {}, "speed": float, "writes": bool}
 _UNKNOWN = Wire(latency=0.0, bandwidth=math.inf, both=math.inf, message=0.0)
 """Of a network that joins nobody yet nothing is known: who comes is tried."""
-Entry = tuple[Way, tuple[Precision, MemoryFormat]]
+Entry = tuple[Way, Manner]
 
 
 class Crewed:
     """What may be tried over the nodes, as far as is known, and how it is begun."""
 
     def __init__(
-        self, node: Node, home: Home, everyone: Plan, writers: Sequence[int] = (0,)
+        self,
+        node: Node,
+        home: Home,
+        everyone: Plan,
+        writers: Sequence[int] = (0,),
+        learned: Mapping[str, float] | None = None,
     ) -> None:
-        """`writers`: nodes that see the run directory of the first."""
+        """`writers`: nodes that see the run directory of the first.
+
+        `learned`: factors of traits from past trainings of these nodes.
+        """
         self.node, self.home, self.everyone, self.writers = node, home, everyone, writers
         self._timed: set[int] = set()
         """Nodes whose speed was measured, alone or in a leg."""
@@ -61,8 +80,15 @@ class Crewed:
         self.plans: dict[str, Plan] = {}
         self._has_looked = False
         self._runners = 0
+        built = home.parts.build_model()
+        self._learned = dict(learned or {})
+        self._divisible = (
+            home.parts.elementwise
+            and home.config.train.device != "cuda"
+            and can_divide(home.config, built)
+        )
         model = model_of(
-            home.parts.build_model(),
+            built,
             local_batch_norm="local_batch_norm" in home.config.numerics.allow,
         )
         self.seen = TeamKnowledge(
@@ -109,18 +135,19 @@ class Crewed:
             images=images,
             writers=self.writers,
             rounds=self.home.config.train.device == "cuda" or has_bf16(),
+            divisible=self._divisible,
+            learned=self._learned,
         )
         options = []
-        for option, way, numerics in found:
+        for option, way, manner in found:
             options.append(option)
-            self._entries[option.name] = (way, numerics)
+            self._entries[option.name] = (way, manner)
             if way.name not in self.seen.measured and option.name not in self._given:
                 self.plans[option.name] = plan_of_way(
-                    self.everyone, way, numerics, speeds=self._fair_speeds
+                    self.everyone, way, manner, speeds=self._fair_speeds
                 )
             elif option.name not in self.plans:
-                like = self.plans.get(way.name)
-                self.plans[option.name] = self._like(like, option.name)
+                self.plans[option.name] = self._like(option.name)
         # Teams follow speeds; one that has been tried stays an option when others are faster now.
         named = {option.name for option in options}
         options += [option for option in self.options if option.name not in named]
@@ -152,6 +179,25 @@ class Crewed:
             came.append(crew.hosts[number])
         return came
 
+    def stand_by(self, wanted: Mapping[int, int]) -> tuple[bool, dict[int, str]]:
+        """Have these nodes so many ranks: whether all are ready, and why who cannot have any."""
+        node, weights_mb = self.node, self.seen.model.parameter_bytes / 1e6
+        answers: dict[int, Mapping[str, Any]] = {}
+        others = [number for number in wanted if number and number not in node.crew.gone]
+        if others:
+            ranks = {str(number): count for number, count in wanted.items()}
+            node.crew.order("stand_by", others, ranks=ranks, weights_mb=weights_mb)
+        if 0 in wanted:
+            answers[0] = node.ranks.stand_by(wanted[0], weights_mb)
+        for other in others:
+            # One that was lost is noticed where it is needed.
+            with contextlib.suppress(LostError, DeadlineError):
+                told = node.crew.answer_of(other, node.deadline)
+                answers[other] = told.get("did") or {"ready": False, "why": told.get("refused")}
+        cannot = {n: str(answer["why"]) for n, answer in answers.items() if answer.get("why")}
+        ready = all(answer.get("ready") for n, answer in answers.items() if n not in cannot)
+        return ready, cannot
+
     def _is_whole(self, name: str) -> bool:
         """Whether all nodes of an option are still there."""
         return not self.node.crew.gone.keys() & set(self.members(name))
@@ -159,7 +205,7 @@ class Crewed:
     def without_lost(self, name: str) -> str:
         """The option that goes on after a loss: the same nodes and way, without who has gone."""
         gone = self.node.crew.gone
-        way, numerics = self._entries[name]
+        way, manner = self._entries[name]
         members = tuple(member for member in way.members if member not in gone)
         self._given.clear()
         self.refresh()
@@ -169,17 +215,22 @@ class Crewed:
         for option in self.options:
             other, same = self._entries[option.name]
             alike = (other.members, other.exchange.kind, other.layers) == (members, kind, ())
-            if alike and same == numerics:
+            if alike and same == manner:
                 return option.name
         return self.options[0].name
 
-    def _like(self, plan: Plan | None, name: str) -> Plan:
-        """The plan of an option whose way has been tried with other numerics."""
-        way, (precision, memory_format) = self._entries[name]
-        if plan is None:
-            tried = (self.plans[n] for n, (w, _) in self._entries.items() if w == way)
-            plan = next(tried)
-        return dataclasses.replace(plan, precision=precision, memory_format=memory_format)
+    def _like(self, name: str) -> Plan:
+        """The plan of an option whose way has been tried in another manner."""
+        way, manner = self._entries[name]
+        tried = (self.plans[n] for n, (w, _) in self._entries.items() if w == way)
+        plan = self.plans.get(way.name) or next(tried)
+        return self._with_shares_of(plan, way, manner)
+
+    def _with_shares_of(self, plan: Plan, way: Way, manner: Manner) -> Plan:
+        """A way with the shares of a plan of the same nodes."""
+        shares = dict(zip(way.members, (node.share for node in plan.nodes), strict=True))
+        speeds = [shares.get(number, 0.0) for number in range(len(self.everyone.nodes))]
+        return plan_of_way(self.everyone, way, manner, speeds=speeds)
 
     def _hear_speeds(self) -> None:
         """Who has found out its own speed, and that, once the first node's is known too."""
@@ -220,6 +271,11 @@ class Crewed:
     def first_runner(self, wanted: Plan | None) -> tuple[str, Together]:
         """What is wanted, where these nodes can train it; else the simplest."""
         simplest = self.options[0].name
+        if wanted is not None:  # ranks are started while the training goes on already
+            plain = [
+                node if not node.shares_memory else self._plain_node(node) for node in wanted.nodes
+            ]
+            wanted = dataclasses.replace(wanted, nodes=tuple(plain))
         name = self._known(wanted) if wanted is not None else None
         if name is not None and self.members(name)[0] != 0:
             name = None  # where the first node has no part, the state comes from a leg where it has
@@ -230,6 +286,13 @@ class Crewed:
                 self.home.view.say(f"{error}; training begins with {simplest} instead")
         return simplest, self.make(simplest)
 
+    def _plain_node(self, node: NodePlan) -> NodePlan:
+        """A node of a plan, with all of its cores as threads of one process."""
+        for each in self.everyone.nodes:
+            if (each.host, each.cores) == (node.host, node.cores):
+                return dataclasses.replace(each, share=node.share)
+        return node
+
     def _known(self, plan: Plan) -> str | None:
         """The option that a plan is, from now on with the plan's own shares; None if it is none."""
         if plan.feature_layers:
@@ -238,20 +301,20 @@ class Crewed:
         name = self._name_of(plan)
         if name is None:
             return None
-        way, numerics = self._entries[name]
+        way, manner = self._entries[name]
         self._given.add(name)
-        shares = dict(zip(way.members, (node.share for node in plan.nodes), strict=True))
-        speeds = [shares.get(number, 0.0) for number in range(len(self.everyone.nodes))]
-        self.plans[name] = plan_of_way(self.everyone, way, numerics, speeds=speeds)
+        self.plans[name] = self._with_shares_of(plan, way, manner)
         return name
 
     def _name_of(self, plan: Plan) -> str | None:
         members, split = members_of(self.everyone, plan), bool(plan.feature_layers)
         numerics = (plan.precision, plan.memory_format)
+        inside = [dataclasses.replace(node, share=1.0) for node in plan.nodes]
         usual = self.home.config.exchange.bucket_mb
         size = plan.bucket_mb or usual
         for name, (way, mine) in self._entries.items():
-            same = (way.members, mine) == (members, numerics)
+            nodes = [dataclasses.replace(node, share=1.0) for node in self.plans[name].nodes]
+            same = (way.members, mine[:2], nodes) == (members, numerics, inside)
             alike = (way.exchange.kind, bool(way.layers)) == (plan.exchange, split)
             if same and ((alike and (way.bucket_mb or usual) == size) or len(way.members) == 1):
                 return name
@@ -275,7 +338,7 @@ class Crewed:
             bucket_mb=leg.plan.bucket_mb,
             name=leg.name,
         )
-        self._entries[leg.name] = (way, (leg.plan.precision, leg.plan.memory_format))
+        self._entries[leg.name] = (way, Manner(leg.plan.precision, leg.plan.memory_format))
         self.plans[leg.name] = leg.plan
 
     def make(self, name: str) -> Together:
@@ -303,9 +366,9 @@ class Crewed:
         """
         if not leg.update_seconds or leg.name not in self._entries:
             return
-        way, _ = self._entries[leg.name]
+        way, manner = self._entries[leg.name]
         seen, seconds = self.seen, leg.update_seconds
-        extra = 1.0
+        extra = 1.0  # what its manner multiplies the seconds of the plain way by
         for trait in leg.name.removeprefix(way.name).split(", "):
             extra *= factors.get(trait, 1.0)
         measured = {**seen.measured, way.name: seconds / extra}
@@ -314,11 +377,11 @@ class Crewed:
             measured = {name: took for name, took in seen.measured.items() if name in alone}
         setups = dict(seen.setups)
         if leg.role == "trial":
-            setups[way.name] = leg.setup_seconds
+            setups[setup_name(way, inside_name(self.everyone, manner.inside))] = leg.setup_seconds
         speeds = list(seen.speeds)
         if len(way.members) == 1:
             (member,) = way.members
-            change = self.batch / seconds / speeds[member]
+            change = extra * self.batch / seconds / speeds[member]
             self._timed.add(member)
             # Until others are measured, the first's speed and their cores tell what to expect.
             others = set() if member else set(range(len(speeds))) - self._timed
@@ -329,9 +392,11 @@ class Crewed:
             for member, share, middle in zip(way.members, shares, middles, strict=True):
                 if share > 0 and middle > 0:
                     self._timed.add(member)
-                    speeds[member] = share / sum(shares) * self.batch / middle
+                    speeds[member] = extra * share / sum(shares) * self.batch / middle
             if is_fair:
-                seen = self._with_rate(seen, way, seconds, is_hidden=seconds < 1.1 * max(middles))
+                actual = tuple(at_speed(speed / extra) for speed in speeds)
+                there = dataclasses.replace(seen, nodes=actual)
+                seen = self._with_rate(there, way, seconds, is_hidden=seconds < 1.1 * max(middles))
         self.seen = dataclasses.replace(
             seen, nodes=tuple(map(at_speed, speeds)), measured=measured, setups=setups
         )

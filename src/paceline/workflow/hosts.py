@@ -17,6 +17,7 @@ from paceline.config import load_config
 from paceline.config.cache import keep, kept, key_of, place_of
 from paceline.hardware.instructions import use_safe_instructions
 from paceline.hardware.kept_races import fingerprint
+from paceline.plan.pilot import learned
 from paceline.plan.teams import labels
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, RankContext, encode, read_json, write_json
@@ -192,7 +193,8 @@ def _lead(begun: _Begun, node: Node, home: Home) -> Outcome:
     wanted = past or order.start
     if order.script or (wanted is not None and len(wanted.nodes) > 1):
         node.crew.say(BEGINS_TOGETHER, 1.0)  # before all meet to look at the network
-    crewed = Crewed(node, home, begun.everyone, order.writers or (0,))
+    factors = {trait: each for trait, each in lesson.factors.items() if each > 0}
+    crewed = Crewed(node, home, begun.everyone, order.writers or (0,), factors)
     building = time.perf_counter()
     name, runner = crewed.first_runner(wanted)
     built = time.perf_counter() - building
@@ -272,5 +274,7 @@ def _lesson_place(begun: _Begun) -> Path:
 def _keep_lesson(place: Path, training: HostsTraining) -> None:
     known = training.known
     if known.legs:
-        best = known.legs[-1].best
-        keep(place, Lesson(best=best, plan=training.plans[best]))
+        best, options = known.legs[-1].best, training.crewed.options
+        ways = {training.crewed.entry(option.name)[0].name for option in options}
+        factors = {trait: each for trait, each in learned(known).items() if trait not in ways}
+        keep(place, Lesson(best=best, plan=training.plans[best], factors=factors))

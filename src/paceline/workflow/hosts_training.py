@@ -32,7 +32,7 @@ class HostsTraining(LegTraining):
 
     def __init__(self, asked: LegsRequest, first: tuple[str, Runner], crewed: Crewed) -> None:
         super().__init__(asked, first)
-        self._crewed = crewed
+        self.crewed = crewed
         self.plans = crewed.plans
         self._fairer: tuple[float, ...] = ()
         self._repeats: dict[str, int] = {}
@@ -43,11 +43,53 @@ class HostsTraining(LegTraining):
         """Hosts that have come since the last leg began."""
         self._lost_since: float | None = None
         """When the last update before a loss had ended, until training goes on."""
+        self._wants_ranks = False
         for leg in asked.script:
             crewed.adopt(leg)
 
     def _make(self, name: str) -> Runner:
-        return self._crewed.make(name)
+        return self.crewed.make(name)
+
+    # --- ranks of nodes -----------------------------------------------------------
+
+    def _await_ranks(self) -> None:
+        """Every node waits for its own before it builds a plan with them."""
+
+    def _ready_ranks(self) -> int:
+        """How many ranks every node has that may be tried with some; 0 while one is not ready."""
+        return self._have_ranks() if self._wants_ranks else 0
+
+    def _start_ranks_if_they_fit(self) -> None:
+        self._wants_ranks = True
+        self._have_ranks()
+
+    def _have_ranks(self) -> int:
+        """Let nodes start their ranks, if they have not; plans of those that cannot are out."""
+        wanted: dict[int, int] = {}
+        for option in self.known.options:
+            if option.ranks and option.name not in self.known.out:
+                nodes = self.plans[option.name].nodes
+                for member, node in zip(self.crewed.members(option.name), nodes, strict=True):
+                    if node.shares_memory:
+                        wanted[member] = max(wanted.get(member, 0), node.ranks)
+        ready, cannot = self.crewed.stand_by(wanted)
+        for member, why in cannot.items():
+            reason = f"{labels(self.crewed.everyone)[member]} {why}"
+            with_it = [
+                option.name
+                for option in self.known.options
+                if option.ranks and self._has_ranks_on(option.name, member)
+            ]
+            out = {**self.known.out, **dict.fromkeys(with_it, reason)}
+            self.known = dataclasses.replace(self.known, out=out)
+            self._say_if_verbose(f"{', '.join(with_it)}: {reason}")
+        return max(wanted.values(), default=0) if ready else 0
+
+    def _has_ranks_on(self, name: str, member: int) -> bool:
+        """Whether a node of an option has ranks of its own."""
+        members = self.crewed.members(name)
+        nodes = dict(zip(members, self.plans[name].nodes, strict=True))
+        return member in nodes and nodes[member].shares_memory
 
     # --- nodes that were lost -----------------------------------------------------
 
@@ -68,7 +110,7 @@ class HostsTraining(LegTraining):
 
     def _go_on_without(self, decision: Decision, error: LostError, began: float) -> None:
         """The leg has ended with a node; the next one has the others, from the newest state."""
-        node, name = self._crewed.node, decision.name
+        node, name = self.crewed.node, decision.name
         for runner in (*self._spare.values(), *([self._runner] if self._runner else [])):
             with contextlib.suppress(PacelineError):
                 runner.close()
@@ -82,8 +124,8 @@ class HostsTraining(LegTraining):
         self._lost_since = min(since, self._lost_since or since)
         position = self._handover.state.position.update if self._handover is not None else 0
         first = min(self.known.position, position)
-        members = self._crewed.members(name)
-        hosts = labels(self._crewed.everyone)
+        members = self.crewed.members(name)
+        hosts = labels(self.crewed.everyone)
         leg = Leg(
             name=name,
             plan=self._plan(name),
@@ -97,32 +139,32 @@ class HostsTraining(LegTraining):
             began_at=began - self._home.began,
             seconds=max(0.0, since - began),
         )
-        successor = self._crewed.without_lost(name)
+        successor = self.crewed.without_lost(name)
         self._add(leg, position=position)
         self._begin_anew(successor)
 
     def _begin_anew(self, start: str) -> None:
         """Forget what is known of teams: with a node that was lost, it says little of the rest."""
-        self._gone = set(self._crewed.node.crew.gone)
+        self._gone = set(self.crewed.node.crew.gone)
         self._asked = dataclasses.replace(
             self._asked,
             earlier=(*self._asked.earlier, *self.known.legs),
             script=(),  # legs that are repeated have that node: from here on they are found anew
         )
         self.known = dataclasses.replace(
-            self.known, legs=(), options=self._crewed.options, start=start, out={}
+            self.known, legs=(), options=self.crewed.options, start=start, out={}
         )
         self._fairer, self._left_out = (), ""
         self._repeats.clear()
 
     def _lose_idle(self) -> None:
         """Nodes were lost that the last leg did not need: the training goes on as it is."""
-        gone = self._crewed.node.crew.gone
+        gone = self.crewed.node.crew.gone
         fresh = [each for each in gone if each not in self._gone]
         self._gone &= gone.keys()
         if not fresh:
             return
-        hosts = labels(self._crewed.everyone)
+        hosts = labels(self.crewed.everyone)
         if self.known.legs:
             left = tuple(hosts[each] for each in fresh)
             last = dataclasses.replace(self.known.legs[-1], left=left)
@@ -130,10 +172,10 @@ class HostsTraining(LegTraining):
         text = f"{'; '.join(gone[each] for each in fresh)}; training did not need it just then"
         self._home.view.say(text)
         self._home.recorder.note("lost", text)
-        for name in [each for each in self._spare if set(self._crewed.members(each)) & set(fresh)]:
+        for name in [each for each in self._spare if set(self.crewed.members(each)) & set(fresh)]:
             with contextlib.suppress(PacelineError):
                 self._spare.pop(name).close()
-        self._crewed.refresh()
+        self.crewed.refresh()
         self._begin_anew(self._running)
 
     def _enter(self, decision: Decision) -> None:
@@ -141,7 +183,7 @@ class HostsTraining(LegTraining):
             super()._enter(decision)
             return
         # Lost before anything was saved or handed over: from the beginning.
-        runner = self._crewed.make(decision.name)
+        runner = self.crewed.make(decision.name)
         self._runner, self._running = runner, decision.name
         runner.begin()
 
@@ -167,7 +209,7 @@ class HostsTraining(LegTraining):
         while True:
             try:
                 if self._runner is None:
-                    name = self._crewed.options[0].name
+                    name = self.crewed.options[0].name
                     decision = Decision(name=name, updates=0, role="keep", best=name)
                     self._enter(decision)
                 return super()._finish()
@@ -180,12 +222,12 @@ class HostsTraining(LegTraining):
             return super()._decide()
         last = self.known.legs[-1] if self.known.legs else None
         if last is not None and last.role != "first":
-            self._crewed.look_at_layers()
+            self.crewed.look_at_layers()
         self._lose_idle()
         last = self.known.legs[-1] if self.known.legs else None
-        came = self._crewed.take_in()
-        self._crewed.refresh()
-        self.known = dataclasses.replace(self.known, options=self._crewed.options)
+        came = self.crewed.take_in()
+        self.crewed.refresh()
+        self.known = dataclasses.replace(self.known, options=self.crewed.options)
         for host in came:
             text = f"{host} has come, before update {self.known.position + 1}"
             self._home.view.say(text)
@@ -216,12 +258,14 @@ class HostsTraining(LegTraining):
 
     def _fails_too(self, name: str, error: Exception, reason: str) -> dict[str, str]:
         """Where a batch cannot be divided, every team; where a node fails, every team it is in."""
-        crewed = self._crewed
+        crewed = self.crewed
         out, blamed = {name: reason}, crewed.node.blamed
         teams = {other: crewed.members(other) for other in self.plans}
         if isinstance(error, ProofError):
             if self._is_of_division():
                 out |= {other: reason for other, members in teams.items() if len(members) > 1}
+        elif any(node.shares_memory for node in self.plans[name].nodes):
+            pass  # a rank of a node has failed: the node itself is as good as before
         elif blamed is not None:
             out |= {other: reason for other, members in teams.items() if blamed in members}
         return out
@@ -236,7 +280,7 @@ class HostsTraining(LegTraining):
             for node, share in zip(plan.nodes, shares, strict=True)
         )
         plan = dataclasses.replace(plan, nodes=nodes)
-        self._crewed.settle(leg.name, plan)
+        self.crewed.settle(leg.name, plan)
         assert isinstance(self._runner, Together)
         self._runner.divide(plan)
         if leg.role != "trial":
@@ -263,7 +307,7 @@ class HostsTraining(LegTraining):
         self, decision: Decision, went: Went, began: float, setup: float, *, first: int
     ) -> None:
         super()._note(decision, went, began, setup, first=first)
-        node = self._crewed.node
+        node = self.crewed.node
         self.signals.received = self.signals.received or node.signals.received
         if self._asked.script:
             return
@@ -271,7 +315,7 @@ class HostsTraining(LegTraining):
         may_follow = self._home.config.exchange.rebalance
         judged = leg.role == "trial" and self._repeats.get(leg.name, 0) >= AGAIN
         self._fairer = went.fairer if may_follow and not judged else ()
-        self._crewed.learn(leg, went, learned(self.known), is_fair=not self._fairer)
+        self.crewed.learn(leg, went, learned(self.known), is_fair=not self._fairer)
         if self._fairer:
             untimed = dataclasses.replace(leg, update_seconds=None, error=None)
             self.known = dataclasses.replace(self.known, legs=(*self.known.legs[:-1], untimed))
@@ -280,7 +324,7 @@ class HostsTraining(LegTraining):
 
     def _say_left_out(self, decision: Decision) -> None:
         """One line, once, where training goes on without some of the hosts."""
-        crewed, everyone = self._crewed, self._crewed.everyone
+        crewed, everyone = self.crewed, self.crewed.everyone
         used = set(crewed.members(decision.name))
         gone = crewed.node.crew.gone
         wanted = [n for n, node in enumerate(everyone.nodes) if node.share > 0 and n not in gone]

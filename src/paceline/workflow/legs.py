@@ -224,13 +224,16 @@ class LegTraining:
         leg = next(made, last)
         end = leg.first + leg.updates if leg is not last else self.known.updates
         if self._plan(leg.name).nodes[0].shares_memory:
-            if self._standby is None:
-                self._start_ranks()
-            assert self._standby is not None
-            wait_until_ready(self._standby)
+            self._await_ranks()
         return Decision(
             name=leg.name, updates=end - position, role="keep", best=leg.name, reason="repeated"
         )
+
+    def _await_ranks(self) -> None:
+        if self._standby is None:
+            self._start_ranks()
+        assert self._standby is not None
+        wait_until_ready(self._standby)
 
     def _plan(self, name: str) -> Plan:
         return self.plans[name]

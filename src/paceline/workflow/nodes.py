@@ -21,8 +21,9 @@ from paceline.exchange.crew import Crew
 from paceline.exchange.losses import Losses
 from paceline.exchange.network import Network
 from paceline.exchange.opening import open_watch_store
+from paceline.launch.node import node_context
 from paceline.local.board import Board
-from paceline.local.cores import set_threads
+from paceline.local.cores import pin, set_threads, visible_cores
 from paceline.observe.recorder import Recorder
 from paceline.plan.pilot import typical
 from paceline.run import RunDirectory
@@ -37,6 +38,7 @@ from paceline.training.shares import fairer_shares
 from paceline.training.signals import StopSignals
 from paceline.training.watching import heard
 from paceline.workflow.connections import Connections, probe
+from paceline.workflow.node_ranks import NodeRanks, RankLeg, Result
 from paceline.workflow.runners import Went
 
 BEGINS_TOGETHER = "begins together"
@@ -72,12 +74,18 @@ class Node:
     last_update: float = 0.0
     """When the last update before that had ended (perf_counter)."""
     signals: StopSignals = field(init=False)
+    ranks: NodeRanks = field(init=False)
     _losses: Losses = field(init=False)
     _connections: Connections = field(init=False)
     _closed: threading.Event = field(default_factory=threading.Event)
     _held: dict[int, _Held] = field(default_factory=dict)
+    _pinned: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        self._pinned = visible_cores()
+        self.ranks = NodeRanks(
+            run=self.run, context=self.context, cores=self._pinned, deadline=self.deadline
+        )
         self.signals = StopSignals(self.request_stop)
         self._losses = Losses(self.run.path, self.context.node)
         self._connections = Connections(self.context, self.network, self.crew, self.deadline)
@@ -90,6 +98,7 @@ class Node:
             looks += 1
             if self.context.is_first and looks % _ARRIVAL_LOOKS == 0:
                 self._watch_arrivals()
+            self.ranks.watch(self.board)
             for lost, why in self._losses.fresh_words():
                 self.crew.gone[lost] = why
                 self._connections.end_waits_for(lost)
@@ -114,47 +123,63 @@ class Node:
 
     def enter(self, number: int, plan: Plan, members: Sequence[int], *, started: float) -> Trainer:
         """Build a plan's strategy, and prove it, for the leg of these nodes."""
+        place = list(members).index(self.context.node)
+        context = node_context(plan, dataclasses.replace(self.context, node=place))
         with contextlib.ExitStack() as stack:
-            context, network = self._place(members), None
+            network = ranks = None
             if len(members) > 1:
-                name = f"leg-{number}"
-                network = self._connections.open(members, name)
+                network = self._connections.open(members, f"leg-{number}")
                 stack.callback(self._connections.close, network)
+            if plan.nodes[place].shares_memory:
+                ranks = self.ranks.begin(plan, context, started=started)
+                stack.callback(ranks.close)
+            self._pin(cores := self.ranks.cores if ranks is None else ranks.cores)
             task = Task(
                 config=self.config,
                 plan=plan,
                 run=self.run,
                 context=context,
-                board=self.board,
+                board=self.board if ranks is None else ranks.board,
+                arena=None if ranks is None else ranks.arena,
                 network=network,
                 view=self._view(context),
                 in_legs=True,
                 process_is_new=False,
             )
-            with heard(task, self.recorder):
+
+            def build() -> _Held:
+                listening = stack.enter_context(contextlib.ExitStack())
+                listening.enter_context(heard(task, self.recorder))
                 prove(task, self.parts, self.recorder)
                 trainer = Trainer(task, self.parts, self.recorder, started=started)
-            stack.callback(trainer.strategy.close)
-            if trainer.job.exchange is not None:
-                stack.callback(trainer.job.exchange.close)
-            stack.callback(trainer.team.close)
-            threads = torch.get_num_threads()
-            self._held[number] = _Held(trainer=trainer, threads=threads, stack=stack.pop_all())
-            return trainer
+                stack.callback(trainer.strategy.close)
+                if trainer.job.exchange is not None:
+                    stack.callback(trainer.job.exchange.close)
+                stack.callback(trainer.team.close)
+                return _Held(
+                    trainer=trainer,
+                    threads=torch.get_num_threads(),
+                    cores=cores,
+                    ranks=ranks,
+                    listening=listening,
+                )
+
+            held = build() if ranks is None else ranks.join("leg", build)
+            held.stack = stack.pop_all()
+            self._held[number] = held
+            return held.trainer
+
+    def _pin(self, cores: tuple[int, ...]) -> None:
+        """Compute on these cores: all of the node's, or a rank's part of them."""
+        if cores != self._pinned:
+            pin(cores)
+            self._pinned = cores
 
     def _view(self, context: RankContext) -> View:
         """The first node shows; where it has no part in a leg, the first of those that have."""
         if not context.is_first:
             return SilentView()
         return self.view if self.context.is_first else make_view(silent=self.silent)
-
-    def _place(self, members: Sequence[int]) -> RankContext:
-        """This node's place among those of a leg."""
-        place = list(members).index(self.context.node)
-        size = len(members)
-        return dataclasses.replace(
-            self.context, rank=place, world_size=size, node=place, nodes=size
-        )
 
     def take_over(
         self,
@@ -173,14 +198,17 @@ class Node:
             return
         trainer = held.trainer
         held.listen(self.recorder)
+        self._pin(held.cores)
         set_threads(held.threads)
-        if new:
-            trainer.resume()
-        else:
-            if trainer.task.network is not None:
-                handover = Handover.spread(handover, trainer.task.network)
-            assert handover is not None, "only the first node has a state to hand over"
-            trainer.take_over(handover)
+        if not new and trainer.task.network is not None:
+            handover = Handover.spread(handover, trainer.task.network)
+        assert new or handover is not None, "only the first node has a state to hand over"
+        rest = None if held.ranks is None or handover is None else held.ranks.store(handover)
+        held.do(
+            "take_over",
+            trainer.resume if handover is None else lambda: trainer.take_over(handover),
+            rest=rest,
+        )
         trainer.begin()
         held.is_under_way = True
 
@@ -198,8 +226,10 @@ class Node:
 
     def go(self, number: int, until: int, patience: float | None) -> Went:
         """Train up to an update."""
-        trainer = self._held[number].trainer
-        times = trainer.run_leg(until, patience)
+        held = self._held[number]
+        trainer = held.trainer
+        words = {"until": until, "patience": patience}
+        times = held.do("go", lambda: trainer.run_leg(until, patience), **words)
         took = trainer.team.took
         return Went(
             times=tuple(times),
@@ -213,13 +243,16 @@ class Node:
 
     def divide(self, number: int, shares: Sequence[float]) -> None:
         """Divide batches otherwise from now on."""
-        self._held[number].trainer.divide(list(shares))
+        held, parts = self._held[number], list(shares)
+        held.do("divide", lambda: held.trainer.divide(parts), shares=parts)
 
     def hand_over(self, number: int, members: Sequence[int], turn: int) -> Handover | None:
         """The state between two updates, whole on the first node, wherever the leg was."""
         held, found = self._held.get(number), None
         if held is not None:
-            found = held.trainer.hand_over()
+            found = held.do("hand_over", held.trainer.hand_over)
+            if held.ranks is not None and held.trainer.team.is_first:
+                found = held.ranks.copied(found)
             held.is_under_way = False
             held.rest()
         return found if members[0] == 0 else self._pass(members[0], 0, found, turn)
@@ -228,7 +261,9 @@ class Node:
         self, number: int, open_seconds: float, more: Mapping[str, Any], received: int | None
     ) -> Outcome:
         """End the training."""
-        return self._held[number].trainer.end(open_seconds, more, received)
+        held = self._held[number]
+        words = {"open_seconds": open_seconds, "more": dict(more), "received": received}
+        return held.do("finish", lambda: held.trainer.end(open_seconds, more, received), **words)
 
     def time_alone(self, plan: Plan) -> float | None:
         """Samples per second of this node by itself, on a copy; None where it cannot be told.
@@ -264,7 +299,7 @@ class Node:
         held = self._held.get(number)
         if held is None:
             return
-        if held.is_under_way:
+        if held.is_under_way and held.ranks is None:  # ranks hold parts of the optimizer's state
             self.salvaged, self.last_update = held.trainer.salvage(), held.trainer.last_update
         held.abort()
         with contextlib.suppress(PacelineError, RuntimeError):
@@ -276,6 +311,7 @@ class Node:
         for number in list(self._held):
             with contextlib.suppress(PacelineError, RuntimeError):
                 self.leave(number)
+        self.ranks.end()
 
 
 @dataclass(kw_only=True)
@@ -284,21 +320,29 @@ class _Held:
 
     trainer: Trainer
     threads: int
-    stack: contextlib.ExitStack
+    cores: tuple[int, ...]
+    """That this process computes on."""
+    ranks: RankLeg | None
+    """The other ranks of the node, where the plan has any here."""
+    listening: contextlib.ExitStack | None
+    stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     is_under_way: bool = False
     """It has the newest state: it has taken over, and not handed over since."""
-    _listening: contextlib.ExitStack | None = None
+
+    def do(self, do: str, own: Callable[[], Result], **words: Any) -> Result:
+        """What this rank does, and the node's other ranks with it."""
+        return own() if self.ranks is None else self.ranks.do(do, own, **words)
 
     def listen(self, recorder: Recorder) -> None:
         """Its waits are recorded and watched from now on; all nodes of the leg call it."""
-        if self._listening is None:
-            self._listening = contextlib.ExitStack()
-            self._listening.enter_context(heard(self.trainer.task, recorder))
+        if self.listening is None:
+            self.listening = contextlib.ExitStack()
+            self.listening.enter_context(heard(self.trainer.task, recorder))
 
     def rest(self) -> None:
-        if self._listening is not None:
-            self._listening.close()
-            self._listening = None
+        if self.listening is not None:
+            self.listening.close()
+            self.listening = None
 
     def abort(self) -> None:
         """End whatever waits for other nodes of it."""
@@ -393,6 +437,10 @@ def _leave(node: Node, number: int) -> dict[str, Any]:
     return {}
 
 
+def _stand_by(node: Node, ranks: dict[str, int], weights_mb: float) -> dict[str, Any]:
+    return node.ranks.stand_by(ranks[str(node.context.node)], weights_mb)
+
+
 ORDERS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "enter": _enter,
     "take_over": _take_over,
@@ -401,5 +449,6 @@ ORDERS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "hand_over": _hand_over,
     "finish": _finish,
     "leave": _leave,
+    "stand_by": _stand_by,
 }
 """What a node can be told to do."""

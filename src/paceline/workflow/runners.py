@@ -186,10 +186,12 @@ class There:
                 self._members,
                 "leg",
                 plan=encode(self._plan),
-                rest=handover.store(self._standby.handover),
                 began=self._home.began,
                 rehearsal=self._home.rehearsal,
+                place=None,
             )
+            rest = handover.store(self._standby.handover)
+            self._standby.order(self._members, "take_over", rest=rest)
 
     def go(self, until: int, patience: float | None) -> Went:
         with self._elsewhere():

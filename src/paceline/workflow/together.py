@@ -26,7 +26,6 @@ _CONSEQUENCES = ("DeadlineError", "LostError", "WorkerError", "RuntimeError")
 class Together:
     """A plan of some of the nodes, as a runner of legs on the first node."""
 
-    is_kept = True
     open_seconds = 0.0
     """What opening the data took, for the summary."""
 
@@ -35,6 +34,8 @@ class Together:
     ) -> None:
         self._node, self.number, self.members = node, number, tuple(members)
         self.plan = plan
+        # Ranks of a node have one piece of memory, for one plan at a time.
+        self.is_kept = not any(each.shares_memory for each in plan.nodes)
         self._is_open = True
         self._turns = 0
         self._wishes_stop = False

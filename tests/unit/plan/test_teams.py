@@ -11,6 +11,7 @@ from paceline.cost.model import LayerCost, model_cost
 from paceline.cost.transfer import Wire
 from paceline.plan.pilot import Knowledge, expected, next_leg
 from paceline.plan.teams import (
+    Manner,
     TeamKnowledge,
     Way,
     at_speed,
@@ -175,7 +176,7 @@ def test_what_one_way_took_longer_than_its_price_the_others_will_too() -> None:
 
 def test_the_plan_of_a_way_has_its_nodes_and_shares_by_speed() -> None:
     way = Way(members=(0, 2), exchange=ExchangeCost(kind="ring"))
-    plan = plan_of_way(ABC, way, ("fp32", "contiguous"), speeds=[1.0, 5.0, 3.0])
+    plan = plan_of_way(ABC, way, Manner(), speeds=[1.0, 5.0, 3.0])
     assert [(node.host, node.share) for node in plan.nodes] == [("a", 1 / 3), ("c", 1.0)]
     assert (plan.exchange, plan.batch_size) == ("ring", 300)
     assert members_of(ABC, plan) == (0, 2)
@@ -213,3 +214,53 @@ def test_a_throttled_host_gets_fewer_samples_within_a_few_updates() -> None:
 def test_a_node_without_a_share_stays_without() -> None:
     found = fairer_shares([0.5, 0.0, 0.5], [[1.0, 0.0, 3.0]] * 8)
     assert found == pytest.approx([0.75, 0.0, 0.25])
+
+
+def cored(*cores: int) -> Plan:
+    """Hosts a, b, ... with so many cores each."""
+    nodes = [
+        NodePlan(host=name, strategy="threads", threads=count)
+        for name, count in zip("abcd", cores, strict=False)
+    ]
+    return Plan(nodes=tuple(nodes), batch_size=300)
+
+
+def test_nodes_may_use_their_cores_as_on_one_machine() -> None:
+    everyone = cored(2, 2, 2)
+    found = options_over(Config(), everyone, SEEN, images=False, divisible=True)
+    options = {option.name: option for option, _, _ in found}
+    inside = options["a, b and c, ring, processes 2x1"]
+    assert inside.ranks == 2
+    assert inside.factors["processes 2x1"] < 1
+    assert options["a and b, replicas 2x1"].ranks == 0
+    way, manner = next((w, m) for o, w, m in found if o.name == "a and b, processes 2x1")
+    plan = plan_of_way(everyone, way, manner, speeds=[1.0, 1.0, 1.0])
+    assert [(node.host, node.ranks, node.threads) for node in plan.nodes] == [
+        ("a", 2, 1),
+        ("b", 2, 1),
+    ]
+
+
+def test_hosts_with_unlike_cores_have_workers_of_as_many_threads() -> None:
+    everyone = cored(1, 4, 8)
+    found = options_over(Config(), everyone, SEEN, images=False, divisible=True)
+    name = "a, b and c, processes of 2 threads"
+    way, manner = next((w, m) for o, w, m in found if o.name == name)
+    plan = plan_of_way(everyone, way, manner, speeds=[1.0, 1.0, 1.0])
+    assert [(node.strategy, node.ranks) for node in plan.nodes] == [
+        ("threads", 1),
+        ("processes", 2),
+        ("processes", 4),
+    ]
+
+
+def test_what_past_trainings_taught_of_a_manner_replaces_hope() -> None:
+    found = options_over(
+        Config(), cored(2, 2, 2), SEEN, images=False, divisible=True,
+        learned={"processes 2x1": 0.4},
+    )  # fmt: skip
+    option = next(o for o, _, _ in found if o.name == "a alone, processes 2x1")
+    assert option.factors["processes 2x1"] == 0.4
+    assert not any(
+        o.ranks for o, _, _ in options_over(Config(), cored(2, 2, 2), SEEN, images=False)
+    )
