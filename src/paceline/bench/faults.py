@@ -41,7 +41,7 @@ EQUAL = 1e-3
 _OURS = ("paceline.launch", "paceline.workflow.hosts_member", "mpiexec", "prted", "prterun")
 _SHARED = re.compile(r"mpich_shm|mpich_shar|sm_segment|vader_segment|_ompi_")
 _REPEATED = re.compile(r"\((\d+) updates? (?:are|is) done again\)")
-_SETTINGS: Mapping[str, object] = {
+SETTINGS: Mapping[str, object] = {
     "workload.model": "paceline.bench.sleeping:sleeping",
     "workload.model_options": "{}",
     "workload.data": "synthetic",
@@ -205,7 +205,7 @@ def _alone(folder: Path) -> dict[str, Any]:
     """The weights of one process."""
     run = folder / "alone"
     if not (run / "run.json").exists():
-        settings = {**_SETTINGS, "local.strategy": "sequential"}
+        settings = {**SETTINGS, "local.strategy": "sequential"}
         subprocess.run(_command(run, settings), check=True, stdout=subprocess.DEVNULL)
     return _weights(run)
 
@@ -251,7 +251,7 @@ class Cell:
         with Lab(spec) as lab, self.log.open("wb") as output:
             # What cells before have taught must not keep hosts out of this one.
             words = ["--hosts", "lab", "--engine", self.how.engine, "-v", "--again"]
-            command = [*_command(self.run_path, {**_SETTINGS, **self.how.settings}), *words]
+            command = [*_command(self.run_path, {**SETTINGS, **self.how.settings}), *words]
             process = lab.start(
                 command,
                 stdin=subprocess.DEVNULL,
