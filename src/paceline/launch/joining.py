@@ -42,7 +42,9 @@ ANSWER_SECONDS = 150.0
 AGAIN_SECONDS = 5.0
 """After which a host that was lost is asked whether it is back, ..."""
 MOST_PAUSE_SECONDS = 60.0
-"""... and at most between two times."""
+"""... and at most between two times, ..."""
+PAUSE_PART = 0.1
+"""... which is this part of how long it has been away: it stays out so much longer at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +73,26 @@ class Missed:
     """A host that was lost."""
 
     host: Host
+    since: float
+    """When it was lost (monotonic)."""
     next_try: float
-    """When it is asked again (monotonic)."""
-    pause: float = AGAIN_SECONDS
+    """When it is asked again."""
+
+    @staticmethod
+    def now(host: Host) -> Missed:
+        """A host that was lost just now."""
+        since = time.monotonic()
+        return Missed(host, since, since + AGAIN_SECONDS)
+
+    def asked(self, now: float) -> Missed:
+        """The same, asked now.
+
+        >>> missed = Missed(Host(name="a"), 0.0, 5.0)
+        >>> [missed.asked(now).next_try for now in (5.0, 100.0, 6000.0)]
+        [10.0, 110.0, 6060.0]
+        """
+        pause = max(AGAIN_SECONDS, min(MOST_PAUSE_SECONDS, PAUSE_PART * (now - self.since)))
+        return Missed(self.host, self.since, now + pause)
 
 
 class Joining:
@@ -89,8 +108,7 @@ class Joining:
         if (plan.servers or session.in_legs) and session.engine.backend == "gloo":
             self._open()
         if session.in_legs:
-            soon = time.monotonic() + AGAIN_SECONDS
-            self.missed = {host.name: Missed(host, soon) for host in session.order.absent}
+            self.missed = {host.name: Missed.now(host) for host in session.order.absent}
 
     def tell_of_loss(self, node: int, why: str = "") -> None:
         """Spare the others the wait for a host that is silent, whose connection stays open."""
@@ -102,7 +120,7 @@ class Joining:
         host = session.places[node].host
         # Of several nodes on one host, each would have to be given its part of the cores again.
         if session.in_legs and host.slots == 1 and not session.engine.places_nodes:
-            self.missed[host.name] = Missed(host, time.monotonic() + AGAIN_SECONDS)
+            self.missed[host.name] = Missed.now(host)
 
     def _open(self) -> None:
         control = self.session.control
@@ -144,16 +162,14 @@ class Joining:
                 self._refuse(newcomer, f"host {newcomer.place.host.name} did not start in time")
 
     def _ask_missed(self) -> None:
-        """Ask hosts again that were lost, one at a time, less often each time."""
+        """Ask hosts again that were lost, one at a time, less often the longer they are away."""
         now = time.monotonic()
-        for name, missed in list(self.missed.items()):
-            if self.coming or now < missed.next_try:
-                continue
-            self.missed[name] = Missed(
-                missed.host, now + 2 * missed.pause, min(2 * missed.pause, MOST_PAUSE_SECONDS)
-            )
-            with contextlib.suppress(PacelineError, OSError):
-                self._ask(None, missed.host)
+        missed = min(self.missed.values(), key=lambda each: each.next_try, default=None)
+        if missed is None or self.coming or now < missed.next_try:
+            return
+        self.missed[missed.host.name] = missed.asked(now)
+        with contextlib.suppress(PacelineError, OSError):
+            self._ask(None, missed.host)
 
     def _known(self, asked: JoinRequest) -> Host:
         """The host that is meant, started as the hosts of this training are."""
