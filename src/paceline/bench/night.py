@@ -1,4 +1,4 @@
-"""A night on four lab hosts: one leaves and comes back again and again, another is slow for a while.
+"""A night on four lab hosts: one leaves and comes back again and again, another is slow at times.
 
 What the training makes of it is compared with the sum of what was there: every host's own speed, as
 long as it was there, and as fast as it was just then.
