@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import statistics
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import LostError, PacelineError, ProofError
+from paceline.exchange.losses import leave_patience
+from paceline.launch.joining import AGAIN_SECONDS
+from paceline.observe.samples import process_began
 from paceline.plan.pilot import Decision, learned, timed_updates
+from paceline.plan.suspicion import patience
 from paceline.plan.teams import Way, cost_of_way, labels, seconds_of_way
 from paceline.schema import write_json
 from paceline.schema.legs import Leg
@@ -43,6 +48,8 @@ class HostsTraining(LegTraining):
         """Hosts that have come since the last leg began."""
         self._lost_since: float | None = None
         """When the last update before a loss had ended, until training goes on."""
+        self._back: float | None = None
+        """Seconds until a host that comes back would train again."""
         for leg in asked.script:
             crewed.adopt(leg)
 
@@ -148,7 +155,33 @@ class HostsTraining(LegTraining):
     def _go(self, decision: Decision) -> Went:
         if self._lost_since is not None:
             self._tell_of_loss(decision)
+        self._say_patience(decision.name)
         return super()._go(decision)
+
+    def _say_patience(self, name: str) -> None:
+        """Tell the launcher how long each of the others is worth waiting for."""
+        crewed, config = self._crewed, self._home.config
+        with_it = crewed.seconds_of(name)
+        handover = statistics.median(
+            [leg.setup_seconds for leg in self.known.legs if leg.setup_seconds]
+            or [crewed.seen.setup]
+        )
+        if self._back is None:  # what it took here, and until it is asked
+            self._back = AGAIN_SECONDS + time.time() - process_began()
+        leave_patience(
+            self._home.run.path,
+            {
+                member: patience(
+                    with_it=with_it,
+                    without=crewed.seconds_without(member),
+                    handover=handover,
+                    back=self._back,
+                    limit=config.train.silence,
+                )
+                for member in crewed.members(name)
+                if member
+            },
+        )
 
     def _tell_of_loss(self, decision: Decision) -> None:
         """One line, and in legs.jsonl, once it is known what a loss has cost."""
