@@ -124,11 +124,13 @@ class HostsTraining(LegTraining):
 
     def _lose_idle(self) -> None:
         """Nodes were lost that the last leg did not need: the training goes on as it is."""
-        gone = self._crewed.node.crew.gone
+        gone = dict(self._crewed.node.crew.gone)
         fresh = [each for each in gone if each not in self._gone]
         self._gone &= gone.keys()
         if not fresh:
             return
+        if self._runner is not None and set(self._crewed.members(self._running)) & set(fresh):
+            self._runner.hand_over()  # raises that they are lost, and keeps the state
         hosts = labels(self._crewed.everyone)
         if self.known.legs:
             left = tuple(hosts[each] for each in fresh)
@@ -214,10 +216,14 @@ class HostsTraining(LegTraining):
         last = self.known.legs[-1] if self.known.legs else None
         if last is not None and last.role != "first":
             self._crewed.look_at_layers()
-        self._lose_idle()
+        came = []
+        while True:
+            self._lose_idle()
+            came += self._crewed.take_in()
+            self._crewed.refresh()
+            if self._crewed.node.crew.gone.keys() <= self._gone:
+                break  # else one was lost just now, and options that need it are gone
         last = self.known.legs[-1] if self.known.legs else None
-        came = self._crewed.take_in()
-        self._crewed.refresh()
         self.known = dataclasses.replace(self.known, options=self._crewed.options)
         for host in came:
             text = f"{host} has come, before update {self.known.position + 1}"
