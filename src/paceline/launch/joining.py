@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from paceline.config.environment import passed_variables
 from paceline.errors import ConfigError, PacelineError, RunDirectoryError, WorkerError
-from paceline.launch.agent import DOOR
+from paceline.launch.agent import DOOR, MARKER
 from paceline.launch.channel import Channel, Message, connect
 from paceline.launch.control import addresses_towards
 from paceline.launch.engines import Launch, StartedProcesses
@@ -105,8 +105,8 @@ class Joining:
         self._door = session.order.run.path / DOOR
         self.missed: dict[str, Missed] = {}
         """Hosts that were lost, and are asked again."""
-        if (plan.servers or session.in_legs) and session.engine.backend == "gloo":
-            self._open()
+        self._is_open = (bool(plan.servers) or session.in_legs) and session.engine.backend == "gloo"
+        self._keep_open()
         if session.in_legs:
             self.missed = {host.name: Missed.now(host) for host in session.order.absent}
 
@@ -122,6 +122,14 @@ class Joining:
         if session.in_legs and host.slots == 1 and not session.engine.places_nodes:
             self.missed[host.name] = Missed.now(host)
 
+    def _keep_open(self) -> None:
+        """Put back what an agent that was cut off has removed: it took the launcher for dead."""
+        marker = self.session.order.run.path / MARKER
+        if self._is_open and not marker.exists():
+            marker.write_text(self.session.marker)
+        if self._is_open and not self._door.exists():
+            self._open()
+
     def _open(self) -> None:
         control = self.session.control
         note = {
@@ -133,6 +141,7 @@ class Joining:
 
     def close(self) -> None:
         """Nobody can come any more; end what was started."""
+        self._is_open = False
         self._door.unlink(missing_ok=True)
         for newcomer in list(self.coming.values()):
             self._refuse(newcomer, "the training has ended")
@@ -144,6 +153,7 @@ class Joining:
     def turn(self) -> None:
         """Let those in who ask, and see how far the others are."""
         control = self.session.control
+        self._keep_open()
         while control.guests:
             guest, message = control.guests.pop(0)
             try:
@@ -186,7 +196,7 @@ class Joining:
         session = self.session
         names = [p.host.name for p in session.places if p.node not in session.gone]
         names += [newcomer.place.host.name for newcomer in self.coming.values()]
-        if not self._door.exists():
+        if not self._is_open:
             _answer(guest, False, "this training takes no workers that come later")
             return
         if host.name in names:
