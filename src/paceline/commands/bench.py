@@ -29,6 +29,7 @@ def command() -> None:
     paceline bench shares --cores 0.8,0.2
     paceline bench predict --out predict.json
     paceline bench faults --only mpi/rank --only allreduce
+    paceline bench night
     """
     leave_tidily()
 
