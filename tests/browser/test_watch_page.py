@@ -38,7 +38,7 @@ HOSTS_SETTINGS = (
     "data.options={ shape = [1, 28, 28], samples = 6400, test_samples = 64 }",
     "train.epochs=500",
     "local.strategy=sequential",
-    "train.restarts=0",
+    "train.checkpoint_seconds=2",
 )
 
 
@@ -175,9 +175,19 @@ def test_a_host_of_four_dies_before_our_eyes(
         page.wait("document.querySelectorAll('.gone-mark').length === 1", PATIENCE)
         assert page.evaluate("document.querySelector('.hosts tr.gone td').textContent") == "c"
         page.screenshot(tmp_path / "gone.png")
+        # The others are started again, and go on.
+        page.wait("document.querySelectorAll('.hosts tbody tr.there').length === 3", PATIENCE)
+        page.wait("document.querySelector('.run').dataset.state === 'training'", PATIENCE)
+        page.wait(
+            "document.querySelector('.notes').textContent.includes('started again')", PATIENCE
+        )
+        before = page.evaluate(update)
+        page.wait(f"{update} > {before} + 20", PATIENCE)
+        assert page.evaluate("document.querySelector('.hosts tr.gone td').textContent") == "c"
         assert page.complaints == []
         assert {re.match(r"\w+:(//[^/]*)?", url)[0] for url in page.requests} == {found[0]}  # type: ignore[index]
     finally:
         watcher.terminate()
         watcher.communicate(timeout=300)
+        training.terminate()
         training.wait(300)

@@ -38,6 +38,7 @@ TO_LAUNCHER: tuple[dict[str, Any], ...] = (
     {"kind": "hello", "node": 0, "host": "a", "cores": [0, 1]},
     {"kind": "join", "host": {"name": "b", "address": "10.0.0.2", "cores": 2}},
     {"kind": "beat", "ranks": [{"rank": 0, "phase": "forward", "update": 3}]},
+    {"kind": "patience", "seconds": {"1": 7.5}},
     {"kind": "line", "rank": 0, "text": "epoch 1"},
     {
         "kind": "ready", "shared": True, "cores": [0, 1], "usable": 2, "folder": "/tmp/x",
@@ -570,13 +571,17 @@ def _seed(random: Random, folder: Path) -> None:
 
 
 def _losses(random: Random, folder: Path) -> None:
-    from paceline.exchange.losses import Losses, losses_file
+    from paceline.exchange.losses import Losses, Patience, losses_file, patience_file
 
     path = losses_file(folder, 4)
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(damaged_message(random, {"node": 3}) + b'\n{"node": 2}\n')
     if 2 not in Losses(folder, 4).fresh():
         raise FaultError("a damaged line hid the next one")
+    path = patience_file(folder)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(damaged_message(random, {"1": 7.5, "2": 10.0}))
+    Patience(folder).fresh()
 
 
 def _leg_orders(random: Random, folder: Path) -> None:

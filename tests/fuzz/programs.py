@@ -33,7 +33,8 @@ def _slurm(random: Random, folder: Path) -> None:
     from paceline.launch.slurm import job_number, job_state
 
     text = mutations.damaged_bytes(random, pick(random, SLURM)).decode(errors="replace")
-    state = job_state(text)
+    state, reason = job_state(text)
+    check_message(reason)
     if state and not state.replace("_", "").isalpha():
         raise FaultError(f"state {state!r}")
     if not job_number(text).isascii():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.config.environment import Allocation
 from paceline.config.hosts import hosts_from
 from paceline.launch import ssh
 from paceline.launch.engines import Engine, Launch
@@ -25,6 +26,7 @@ ALIKE = [{"name": "a", "address": "10.0.0.1"}, {"name": "b", "address": "10.0.0.
 UNLIKE = [{**ALIKE[0], "python": "/opt/one/python"}, {**ALIKE[1], "python": "/opt/two/python"}]
 OPENMPI = Mpiexec(path="/usr/bin/mpiexec", kind="openmpi")
 MPICH = Mpiexec(path="/usr/bin/mpiexec", kind="mpich")
+ALLOCATED = Allocation(job="7", hosts=("n1", "n2"), tasks=3)
 
 CASES: dict[str, tuple[Engine, list[dict[str, object]]]] = {
     "ssh": (SshEngine(), ALIKE),
@@ -33,8 +35,8 @@ CASES: dict[str, tuple[Engine, list[dict[str, object]]]] = {
     "mpi-openmpi": (MpiEngine(OPENMPI, root=False), ALIKE),
     "mpi-openmpi-two-pythons": (MpiEngine(OPENMPI, root=True), UNLIKE),
     "mpi-mpich": (MpiEngine(MPICH, root=False), ALIKE),
-    "slurm-sbatch": (SlurmEngine(("--partition=short", "--time=60"), inside=False), ALIKE),
-    "slurm-srun": (SlurmEngine(("--exclusive",), inside=True), ALIKE),
+    "slurm-sbatch": (SlurmEngine(("--partition=short", "--time=60")), ALIKE),
+    "slurm-srun": (SlurmEngine(("--exclusive",), allocation=ALLOCATED), ALIKE),
 }
 
 

@@ -41,7 +41,7 @@ EQUAL = 1e-3
 _OURS = ("paceline.launch", "paceline.workflow.hosts_member", "mpiexec", "prted", "prterun")
 _SHARED = re.compile(r"mpich_shm|mpich_shar|sm_segment|vader_segment|_ompi_")
 _REPEATED = re.compile(r"\((\d+) updates? (?:are|is) done again\)")
-_SETTINGS: Mapping[str, object] = {
+SETTINGS: Mapping[str, object] = {
     "workload.model": "paceline.bench.sleeping:sleeping",
     "workload.model_options": "{}",
     "workload.data": "synthetic",
@@ -50,7 +50,7 @@ _SETTINGS: Mapping[str, object] = {
     "optimizer.name": "sgd",
     "optimizer.learning_rate": 0.01,
     "optimizer.momentum": 0.9,
-    "train.epochs": 100,
+    "train.epochs": 70,
     "train.checkpoint_seconds": 5.0,
     "pilot.budget": 1.0,
 }
@@ -174,7 +174,7 @@ def run_cells(
     with tempfile.TemporaryDirectory(prefix="paceline-faults-") as scratch:
         folder = keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        expected = _alone(folder)
+        expected = trained_alone(folder, SETTINGS)
         for kind, fault in cells:
             outcome = Cell(folder, kind, fault).run(expected)
             say(f"{kind} / {fault}: {sentence(outcome)}")
@@ -196,28 +196,29 @@ def sentence(outcome: Outcome) -> str:
     return ", ".join(words)
 
 
-def _command(run: Path, settings: Mapping[str, object]) -> list[str]:
+def train_command(run: Path, settings: Mapping[str, object]) -> list[str]:
     words = [word for pair in settings.items() for word in ("--set", f"{pair[0]}={pair[1]}")]
     return [sys.executable, "-m", "paceline.cli", "train", "--run", str(run), *words]
 
 
-def _alone(folder: Path) -> dict[str, Any]:
+def trained_alone(folder: Path, settings: Mapping[str, object]) -> dict[str, Any]:
     """The weights of one process."""
     run = folder / "alone"
     if not (run / "run.json").exists():
-        settings = {**_SETTINGS, "local.strategy": "sequential"}
-        subprocess.run(_command(run, settings), check=True, stdout=subprocess.DEVNULL)
-    return _weights(run)
+        quickly = {"local.strategy": "sequential", "workload.model_options": "{ seconds = 0.0 }"}
+        settings = {**settings, **quickly}
+        subprocess.run(train_command(run, settings), check=True, stdout=subprocess.DEVNULL)
+    return weights_of(run)
 
 
-def _weights(run: Path) -> dict[str, Any]:
+def weights_of(run: Path) -> dict[str, Any]:
     from safetensors.torch import load_file
 
     return load_file(run / "checkpoints" / "latest" / "model.safetensors")
 
 
-def _are_equal(run: Path, expected: Mapping[str, Any]) -> bool:
-    found = _weights(run)
+def are_equal(run: Path, expected: Mapping[str, Any]) -> bool:
+    found = weights_of(run)
     if found.keys() != expected.keys():
         return False
     apart = [
@@ -230,9 +231,13 @@ def _are_equal(run: Path, expected: Mapping[str, Any]) -> bool:
 class Cell:
     """One training, and one fault."""
 
+    cores = 0.5
+    end_seconds = END_SECONDS
+
     def __init__(self, folder: Path, kind: str, fault: str) -> None:
         self.kind, self.how = kind, KINDS[kind]
         self.fault = fault
+        self.settings: Mapping[str, object] = {**SETTINGS, **self.how.settings}
         name = f"{kind}-{fault}".replace(" ", "-")
         self.run_path, self.log = folder / name, folder / f"{name}.log"
         self.cache = folder / "cache"
@@ -242,16 +247,21 @@ class Cell:
         """How many there were when the fault came, ..."""
         self.broken_at = 0.0
         """... which was then."""
+        self.is_over = False
+
+    def act(self, lab: Lab) -> None:
+        """The fault itself, which may take its time."""
+        FAULTS[self.fault](lab)
 
     def run(self, expected: Mapping[str, Any]) -> Outcome:
         """The training, its fault, and how it ended."""
         outcome = Outcome(kind=self.kind, fault=self.fault)
-        hosts = [{"name": name, "cores": 0.5, "slots": 1} for name in HOSTS]
+        hosts = [{"name": name, "cores": self.cores, "slots": 1} for name in HOSTS]
         spec = LabSpec.from_tables({"host": hosts, "link": {"rate": "1gbit"}})
         with Lab(spec) as lab, self.log.open("wb") as output:
             # What cells before have taught must not keep hosts out of this one.
             words = ["--hosts", "lab", "--engine", self.how.engine, "-v", "--again"]
-            command = [*_command(self.run_path, {**_SETTINGS, **self.how.settings}), *words]
+            command = [*train_command(self.run_path, self.settings), *words]
             process = lab.start(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -263,7 +273,7 @@ class Cell:
                 self._await(process, self._all_train, READY_SECONDS, "all hosts trained")
                 outcome.is_hit = True
                 with self._broken(lab):
-                    self._await(process, lambda: False, END_SECONDS, "it ended", may_end=True)
+                    self._await(process, lambda: False, self.end_seconds, "it ended", may_end=True)
             except TimeoutError as error:
                 outcome.note = str(error)
             outcome.code = process.poll()
@@ -279,11 +289,12 @@ class Cell:
         """The fault happens beside what is inside: one that ends takes its time."""
         self.before = len(self.epochs)
         self.broken_at = time.monotonic()
-        thread = threading.Thread(target=FAULTS[self.fault], args=(lab,))
+        thread = threading.Thread(target=self.act, args=(lab,))
         thread.start()
         try:
             yield
         finally:
+            self.is_over = True
             thread.join()
 
     def _all_train(self) -> bool:
@@ -334,7 +345,7 @@ class Cell:
             waits = [b - a for a, b in itertools.pairwise(after)]
             outcome.seconds = max(0.0, max(waits, default=0.0) - usual)
             if self.how.exact:
-                outcome.equal = _are_equal(self.run_path, expected)
+                outcome.equal = are_equal(self.run_path, expected)
         lines = [line for line in text.splitlines() if line.strip()]
         told = [line for line in lines if "host " in line and " in " in line]
         outcome.note = outcome.note or (told or lines or [""])[-1][:200]

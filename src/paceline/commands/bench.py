@@ -16,6 +16,7 @@ from paceline.launch.signals import leave_tidily
 if TYPE_CHECKING:
     from paceline.bench.cluster import TrialRow
     from paceline.bench.faults import Outcome
+    from paceline.bench.night import NightOutcome
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -28,6 +29,7 @@ def command() -> None:
     paceline bench shares --cores 0.8,0.2
     paceline bench predict --out predict.json
     paceline bench faults --only mpi/rank --only allreduce
+    paceline bench night
     """
     leave_tidily()
 
@@ -235,6 +237,57 @@ def _print_faults(outcomes: Sequence[Outcome]) -> None:
             str(len(each.left)),
         )
     wide_console().print(table)
+
+
+@command.command()
+@click.option("--minutes", type=float, default=10.0, show_default=True, help="How long it is.")
+@click.option("--departures", type=int, default=6, show_default=True, help="Of one of the hosts.")
+@click.option("--throttles", type=int, default=2, show_default=True, help="Of another one.")
+@click.option("--keep", type=click.Path(path_type=Path), help="Keep the run and its log there.")
+@click.option("--json", "as_json", is_flag=True, help="Print for programs.")
+def night(
+    minutes: float, departures: int, throttles: int, keep: Path | None, as_json: bool
+) -> None:
+    """A training on four hosts of which one comes and goes and another is throttled.
+
+    Its updates beside the sum of what was there, its weights beside those of one process. Exits
+    with 1 where it did not end well. The run's report shows who was there when.
+
+    \b
+    paceline bench night --keep night && paceline report night/allreduce-night
+    """
+    from paceline.bench.night import as_json as for_programs
+    from paceline.bench.night import run_night
+
+    found = run_night(
+        60 * minutes,
+        lambda text: click.echo(text, err=True),
+        departures=departures,
+        throttles=throttles,
+        keep=keep,
+    )
+    if as_json:
+        click.echo(json.dumps(for_programs(found), indent=2))
+    else:
+        _print_night(found)
+    if not found.outcome.survived:
+        raise SystemExit(1)
+
+
+def _print_night(found: NightOutcome) -> None:
+    from paceline.bench.faults import sentence
+
+    for event in found.events:
+        click.echo(f"{event.at:6.0f} s  {event.host} {event.what} {event.how}".rstrip())
+    click.echo(sentence(found.outcome))
+    click.echo(
+        f"{found.departures} hosts were lost and {found.returns} came, as legs.jsonl tells; losses"
+        f" took {found.lost_seconds:.1f} s of {found.seconds:.0f} s"
+    )
+    click.echo(
+        f"goodput {found.goodput:.0%}: {found.images:,} images of {found.there:,.0f} that the hosts"
+        " could have computed, each by itself, while they were there"
+    )
 
 
 def _two_hosts() -> dict[str, Any]:

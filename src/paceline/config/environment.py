@@ -78,7 +78,10 @@ def rank_context(environment: Mapping[str, str] = os.environ) -> RankContext:
         address=environment.get("PACELINE_ADDRESS", "127.0.0.1"),
         port=number("PACELINE_PORT"),
         backend=environment.get("PACELINE_BACKEND", "gloo"),
-        secret=shared_secret(environment) if number("PACELINE_NODES") > 1 else "",
+        # A node that is alone may be joined by others: then its launcher has given it one.
+        secret=shared_secret(environment)
+        if number("PACELINE_NODES") > 1 or environment.get(SECRET)
+        else "",
     )
 
 

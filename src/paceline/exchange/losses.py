@@ -1,16 +1,18 @@
 """Word of nodes that the launcher has lost, left where those look who would wait for them.
 
 A host whose power fails closes no connection: whoever waits for it waits until a deadline. The
-launcher hears every agent twice a second and knows within seconds. Imports no torch: agents use it.
+launcher hears every agent twice a second and knows within seconds. How many seconds, the node that
+leads the legs leaves word of in turn. Imports no torch: agents use it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
-from paceline.schema.plain import MOST_BYTES, checked, parse_json
+from paceline.schema.plain import MOST_BYTES, checked, parse_json, read_json_file
 
 
 def losses_file(run: Path, node: int) -> Path:
@@ -50,3 +52,33 @@ class Losses:
                 word = checked(parse_json(line), {"node": int, "why?": str})
                 found.append((int(word["node"]), str(word.get("why") or "")))
         return found
+
+
+def patience_file(run: Path) -> Path:
+    """Where the first node says how long each of the others is worth waiting for."""
+    return run / "node-0" / "patience.json"
+
+
+def leave_patience(run: Path, seconds: Mapping[int, float]) -> None:
+    """Say how many seconds without a word each node is worth waiting for."""
+    path = patience_file(run)
+    path.parent.mkdir(exist_ok=True)
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps({str(node): round(value, 3) for node, value in seconds.items()}))
+    fresh.replace(path)
+
+
+class Patience:
+    """What the first node has said of it so far."""
+
+    def __init__(self, run: Path) -> None:
+        self._path, self._seen = patience_file(run), -1
+
+    def fresh(self) -> dict[str, float] | None:
+        """Seconds by number of node, where they have changed; None where they have not."""
+        with contextlib.suppress(OSError, ValueError):
+            changed = self._path.stat().st_mtime_ns
+            if changed != self._seen:
+                self._seen = changed
+                return dict(checked(read_json_file(self._path), {"*": float}))
+        return None

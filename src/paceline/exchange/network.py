@@ -364,10 +364,11 @@ class Network:
         group, self._aborted = self.group, True
         if self.backend != "gloo" or group is None or self.size == 1:
             return
-        # Gloo closes all pairs of a group when one wait of it runs out of time.
-        peer = (self.rank + 1) % self.size
-        with contextlib.suppress(RuntimeError):
-            group.recv([torch.empty(1)], peer, _ABORT).wait(datetime.timedelta(milliseconds=1))
+        # Gloo closes all pairs of a group when one wait of it runs out of time. Where a node has
+        # closed its connection the wait does not begin: only one with who is silent ends the rest.
+        for peer in (peer for peer in range(self.size) if peer != self.rank):
+            with contextlib.suppress(RuntimeError):
+                group.recv([torch.empty(1)], peer, _ABORT).wait(datetime.timedelta(milliseconds=1))
 
     def close(self) -> None:
         """Leave the network."""

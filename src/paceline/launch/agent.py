@@ -31,7 +31,7 @@ from paceline.config.environment import (
     rank_environment,
     take_secret,
 )
-from paceline.exchange.losses import leave_word
+from paceline.exchange.losses import Patience, leave_word
 from paceline.launch.carry import Carrier
 from paceline.launch.channel import BEAT_SECONDS, REPORT, SLACK_SECONDS, Channel, Message, connect
 from paceline.launch.child import STACK_SIGNAL, Child, how_it_ended
@@ -81,6 +81,8 @@ class Agent:
         """The launcher has gone, or let this node go: nobody else ends what started us."""
         self.variables: dict[str, str] = {}
         self.shared_files = SharedFiles()
+        self.patience: Patience | None = None
+        """On the node that leads legs: how long it would wait for each of the others."""
 
     def serve(self) -> int:
         """Until the launcher says goodbye, or has gone."""
@@ -106,6 +108,8 @@ class Agent:
                     self.exit_code = self.leaving
                 if time.monotonic() >= beat:
                     beat = time.monotonic() + BEAT_SECONDS
+                    if self.patience and (fresh := self.patience.fresh()) is not None:
+                        self.channel.send("patience", seconds=fresh)
                     self.channel.send("beat", ranks=self.places())
             return self.exit_code
         except SystemExit as leaving:  # a signal
@@ -249,9 +253,10 @@ class Agent:
             backend=message["backend"],
             secret=message["secret"],
         )
-        for stale in ("error.json", "plan.json", "lost.jsonl"):
+        for stale in ("error.json", "plan.json", "lost.jsonl", "patience.json"):
             (self.run.path / f"node-{self.node}" / stale).unlink(missing_ok=True)
         if message.get("legs") is not None:
+            self.patience = Patience(self.run.path) if self.node == 0 else None
             told = self.run.path / f"node-{self.node}" / "legs.json"
             told.parent.mkdir(exist_ok=True)
             told.write_text(json.dumps(message["legs"]))

@@ -37,6 +37,7 @@ TO_LAUNCHER: Final[Mapping[str, Mapping[str, Any]]] = {
     "hello": {"node": int, "host?": ONE_LINE, "cores?": [int]},
     "join": {"host": {"name": ONE_LINE}},
     "beat": {"ranks": [{"rank": int, "phase": str, "update": int}]},
+    "patience": {"seconds": {"*": float}},
     "line": {"rank": int, "text": str, "error?": bool},
     "ready": {
         "shared": bool, "cores": [int], "usable": int, "folder": str,

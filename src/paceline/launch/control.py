@@ -76,6 +76,8 @@ class Control:
     ) -> None:
         """`addresses`: of this machine, where the hosts can reach it, and nowhere else."""
         self.silence = silence
+        self.patience: dict[int, float] = {}
+        """Seconds after which a silent node is lost already, where that is sooner."""
         self.nodes = nodes
         self.secret = new_secret()
         self.peers: dict[int, Peer] = {}
@@ -189,6 +191,13 @@ class Control:
             if message["kind"] == "beat":
                 peer.places = list(message["ranks"])
                 continue
+            if message["kind"] == "patience":
+                if peer.node == 0:
+                    told = message["seconds"].items()
+                    self.patience = {
+                        int(node): s for node, s in told if node.isdecimal() and len(node) < 9
+                    }
+                continue
             if message["kind"] in ("end", "error"):
                 peer.ended = True
             kept.append((peer.node, message))
@@ -215,13 +224,19 @@ class Control:
         return [
             Lost(peer.node, now - peer.heard)
             for peer in self.peers.values()
-            if not peer.ended and peer.channel.fileno() >= 0 and now - peer.heard > self.silence
+            if not peer.ended
+            and peer.channel.fileno() >= 0
+            and now - peer.heard > self._limit(peer.node)
         ]
+
+    def _limit(self, node: int) -> float:
+        """Seconds without a word after which a node is lost."""
+        return min(self.silence, self.patience.get(node, self.silence))
 
     def quiet(self, node: int) -> bool:
         """Whether a node that is connected has missed several of its beats."""
-        peer = self.peers[node]
-        return time.monotonic() - peer.heard > self.silence / 2
+        least = min(map(self._limit, self.peers))  # who is lost first finds the others so
+        return time.monotonic() - self.peers[node].heard > least / 2
 
     def _greet(
         self, channel: Channel, arrived: list[Message], is_open: bool

@@ -112,6 +112,10 @@ class Running(ABC):
     def has_begun(self) -> bool:
         """False while the engine itself waits for its turn."""
 
+    def waits_for(self) -> str:
+        """What the user is told while it waits for its turn; "" when it does not."""
+        return ""
+
     @abstractmethod
     def failure(self) -> str | None:
         """Why agents that have not come never will, or None."""

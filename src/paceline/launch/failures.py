@@ -11,7 +11,8 @@ from paceline.launch.control import Lost
 
 _CONSEQUENCES = (
     "another rank failed", "lost another host", "which leads the training, has gone",
-    "lost a server", "lost the first node",
+    "lost a server", "lost the first node", "the connection to the store was lost",
+    "and it writes the checkpoints",
 )  # fmt: skip
 
 

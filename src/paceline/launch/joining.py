@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from paceline.config.environment import passed_variables
 from paceline.errors import ConfigError, PacelineError, RunDirectoryError, WorkerError
-from paceline.launch.agent import DOOR
+from paceline.launch.agent import DOOR, MARKER
 from paceline.launch.channel import Channel, Message, connect
 from paceline.launch.control import addresses_towards
 from paceline.launch.engines import Launch, StartedProcesses
@@ -42,7 +42,9 @@ ANSWER_SECONDS = 150.0
 AGAIN_SECONDS = 5.0
 """After which a host that was lost is asked whether it is back, ..."""
 MOST_PAUSE_SECONDS = 60.0
-"""... and at most between two times."""
+"""... and at most between two times, ..."""
+PAUSE_PART = 0.1
+"""... which is this part of how long it has been away: it stays out so much longer at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +73,26 @@ class Missed:
     """A host that was lost."""
 
     host: Host
+    since: float
+    """When it was lost (monotonic)."""
     next_try: float
-    """When it is asked again (monotonic)."""
-    pause: float = AGAIN_SECONDS
+    """When it is asked again."""
+
+    @staticmethod
+    def now(host: Host) -> Missed:
+        """A host that was lost just now."""
+        since = time.monotonic()
+        return Missed(host, since, since + AGAIN_SECONDS)
+
+    def asked(self, now: float) -> Missed:
+        """The same, asked now.
+
+        >>> missed = Missed(Host(name="a"), 0.0, 5.0)
+        >>> [missed.asked(now).next_try for now in (5.0, 100.0, 6000.0)]
+        [10.0, 110.0, 6060.0]
+        """
+        pause = max(AGAIN_SECONDS, min(MOST_PAUSE_SECONDS, PAUSE_PART * (now - self.since)))
+        return Missed(self.host, self.since, now + pause)
 
 
 class Joining:
@@ -86,11 +105,10 @@ class Joining:
         self._door = session.order.run.path / DOOR
         self.missed: dict[str, Missed] = {}
         """Hosts that were lost, and are asked again."""
-        if (plan.servers or session.in_legs) and session.engine.backend == "gloo":
-            self._open()
+        self._is_open = (bool(plan.servers) or session.in_legs) and session.engine.backend == "gloo"
+        self._keep_open()
         if session.in_legs:
-            soon = time.monotonic() + AGAIN_SECONDS
-            self.missed = {host.name: Missed(host, soon) for host in session.order.absent}
+            self.missed = {host.name: Missed.now(host) for host in session.order.absent}
 
     def tell_of_loss(self, node: int, why: str = "") -> None:
         """Spare the others the wait for a host that is silent, whose connection stays open."""
@@ -102,7 +120,15 @@ class Joining:
         host = session.places[node].host
         # Of several nodes on one host, each would have to be given its part of the cores again.
         if session.in_legs and host.slots == 1 and not session.engine.places_nodes:
-            self.missed[host.name] = Missed(host, time.monotonic() + AGAIN_SECONDS)
+            self.missed[host.name] = Missed.now(host)
+
+    def _keep_open(self) -> None:
+        """Put back what an agent that was cut off has removed: it took the launcher for dead."""
+        marker = self.session.order.run.path / MARKER
+        if self._is_open and not marker.exists():
+            marker.write_text(self.session.marker)
+        if self._is_open and not self._door.exists():
+            self._open()
 
     def _open(self) -> None:
         control = self.session.control
@@ -115,6 +141,7 @@ class Joining:
 
     def close(self) -> None:
         """Nobody can come any more; end what was started."""
+        self._is_open = False
         self._door.unlink(missing_ok=True)
         for newcomer in list(self.coming.values()):
             self._refuse(newcomer, "the training has ended")
@@ -126,6 +153,7 @@ class Joining:
     def turn(self) -> None:
         """Let those in who ask, and see how far the others are."""
         control = self.session.control
+        self._keep_open()
         while control.guests:
             guest, message = control.guests.pop(0)
             try:
@@ -144,16 +172,14 @@ class Joining:
                 self._refuse(newcomer, f"host {newcomer.place.host.name} did not start in time")
 
     def _ask_missed(self) -> None:
-        """Ask hosts again that were lost, one at a time, less often each time."""
+        """Ask hosts again that were lost, one at a time, less often the longer they are away."""
         now = time.monotonic()
-        for name, missed in list(self.missed.items()):
-            if self.coming or now < missed.next_try:
-                continue
-            self.missed[name] = Missed(
-                missed.host, now + 2 * missed.pause, min(2 * missed.pause, MOST_PAUSE_SECONDS)
-            )
-            with contextlib.suppress(PacelineError, OSError):
-                self._ask(None, missed.host)
+        missed = min(self.missed.values(), key=lambda each: each.next_try, default=None)
+        if missed is None or self.coming or now < missed.next_try:
+            return
+        self.missed[missed.host.name] = missed.asked(now)
+        with contextlib.suppress(PacelineError, OSError):
+            self._ask(None, missed.host)
 
     def _known(self, asked: JoinRequest) -> Host:
         """The host that is meant, started as the hosts of this training are."""
@@ -170,7 +196,7 @@ class Joining:
         session = self.session
         names = [p.host.name for p in session.places if p.node not in session.gone]
         names += [newcomer.place.host.name for newcomer in self.coming.values()]
-        if not self._door.exists():
+        if not self._is_open:
             _answer(guest, False, "this training takes no workers that come later")
             return
         if host.name in names:

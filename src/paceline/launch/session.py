@@ -101,6 +101,13 @@ class Session(Failing):
         self.joining: Joining | None = None
         self.collecting = Collecting(self)
 
+    @property
+    def hosts(self) -> Hosts:
+        """The hosts, by the names that their agents gave where the engine has chosen them."""
+        if not self.engine.places_nodes:
+            return self.order.hosts
+        return Hosts(host=tuple({place.host.name: place.host for place in self.places}.values()))
+
     # --- the whole ------------------------------------------------------------
 
     def run(self) -> int:
@@ -151,9 +158,13 @@ class Session(Failing):
     def gather(self) -> None:
         """Wait for every agent, and tell each where the run is."""
         deadline: float | None = None
+        told = ""
         while self.control.missing:
             self.pump(0.1)
             assert self.running is not None
+            if (waits := self.running.waits_for()) not in ("", told):
+                self.order.say(waits)
+                told = waits
             if deadline is None and self.running.has_begun():
                 deadline = time.monotonic() + self.order.start_seconds
             ended = self.running.failure()

@@ -9,13 +9,16 @@ import sys
 import time
 from pathlib import Path
 
-from paceline.config.environment import slurm_allocation
+from paceline.config.environment import Allocation, slurm_allocation
 from paceline.errors import UserError, WorkerError, shown
 from paceline.launch.engines import Command, Engine, Launch, Running, StartedProcesses, tail
 
 SCRIPT = "job.sh"
 _PATIENCE = 30.0
 """How long a job may be unknown to Slurm's queue after it was submitted, or after it ended."""
+
+_SOON = 5.0
+"""Seconds after which a job that waits without a reason is spoken of."""
 
 
 class SlurmEngine(Engine):
@@ -24,18 +27,26 @@ class SlurmEngine(Engine):
     name = "slurm"
     places_nodes = True
 
-    def __init__(self, options: tuple[str, ...] = (), *, inside: bool | None = None) -> None:
+    def __init__(
+        self, options: tuple[str, ...] = (), *, allocation: Allocation | None = None
+    ) -> None:
         self.options = options
-        self.inside = slurm_allocation() is not None if inside is None else inside
+        self.allocation = allocation or slurm_allocation()
 
     def command_lines(self, launch: Launch) -> list[Command]:
-        tasks = str(len(launch.places))
-        srun = ["srun", "--ntasks", tasks, "--kill-on-bad-exit=1", *self._binding()]
-        if self.inside:
+        nodes = len(launch.places)
+        # One task per node: Slurm would fill the first node before it takes a second one.
+        apart = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+        if self.allocation is not None and nodes > len(self.allocation.hosts):
+            apart = [f"--ntasks={nodes}"]
+        # What is left of the others after a loss is not Slurm's to decide, but the launcher's.
+        srun = ["srun", *apart, "--no-kill", "--kill-on-bad-exit=0", "--wait=0", *self._binding()]
+        if self.allocation is not None:
             words = [*srun, *self.options, *launch.agent()]
             return [Command(label="srun", words=words, variables=launch.variables)]
         lines = ["#!/bin/sh", f"#SBATCH --job-name={_plain(launch.name)}"]
-        lines += [f"#SBATCH --ntasks={tasks}", f"#SBATCH --output={launch.run}/slurm-%j.out"]
+        lines += [f"#SBATCH {word}" for word in (*apart, "--no-kill", "--no-requeue")]
+        lines += [f"#SBATCH --output={launch.run}/slurm-%j.out"]
         lines += [f"#SBATCH {option}" for option in self.options]
         last = f"exec {shlex.join([*srun, *launch.agent()])}\n"
         # What Slurm gets, and keeps to itself, has a line more than what lies in the run directory.
@@ -58,7 +69,7 @@ class SlurmEngine(Engine):
         commands = self.command_lines(launch)
         return (
             StartedProcesses(commands, launch.run)
-            if self.inside
+            if self.allocation is not None
             else SlurmJob(commands[0], launch.run)
         )
 
@@ -78,7 +89,7 @@ class SlurmJob(Running):
             )
         self.number = job_number(done.stdout)
         self._log = run / f"slurm-{self.number}.out"
-        self._state, self._asked = "PENDING", 0.0
+        self._state, self._reason, self._asked = "PENDING", "", 0.0
         self._submitted = time.monotonic()
 
     def state(self) -> str:
@@ -86,13 +97,21 @@ class SlurmJob(Running):
         now = time.monotonic()
         if now - self._asked >= 0.5 and self._state:
             self._asked = now
-            done = _slurm(["squeue", "--noheader", "--format=%T", "--jobs", self.number])
+            done = _slurm(["squeue", "--noheader", "--format=%T %r", "--jobs", self.number])
             if done.returncode == 0 or "Invalid job id" in done.stderr:
-                self._state = job_state(done.stdout)
+                self._state, self._reason = job_state(done.stdout)
         return self._state
 
     def has_begun(self) -> bool:
         return self.state() not in ("PENDING", "CONFIGURING")
+
+    def waits_for(self) -> str:
+        if self.has_begun():
+            return ""
+        if self._reason in ("", "None"):  # most often it is just about to begin
+            waited = time.monotonic() - self._submitted
+            return f"Slurm's job {self.number} is queued" if waited > _SOON else ""
+        return f"Slurm's job {self.number} is queued ({self._reason})"
 
     def failure(self) -> str | None:
         state = self.state()
@@ -131,10 +150,14 @@ def job_number(printed: str) -> str:
     return number
 
 
-def job_state(printed: str) -> str:
-    """Of what `squeue --format=%T` prints: one word; "" for nothing."""
-    found = re.match(r"\s*([A-Z][A-Z_]{0,40})\b", printed)
-    return found[1] if found else ""
+def job_state(printed: str) -> tuple[str, str]:
+    """Of what `squeue --format="%T %r"` prints: state and reason; "" for what is not there.
+
+    >>> job_state("PENDING Resources\\n")
+    ('PENDING', 'Resources')
+    """
+    found = re.match(r"\s*([A-Z][A-Z_]{0,40})\b[ \t]*([\w:,.-]{0,200})", printed)
+    return (found[1], found[2]) if found else ("", "")
 
 
 def _slurm(words: list[str], told: str = "") -> subprocess.CompletedProcess[str]:

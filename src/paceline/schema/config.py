@@ -232,7 +232,8 @@ class Train:
     deadline: float = rule(default=60.0, minimum=1.0, maximum=A_WEEK)
     """Seconds that ranks wait for a rank that does not arrive before the run is ended."""
     silence: float = rule(default=10.0, minimum=2.0, maximum=A_WEEK)
-    """Seconds without a word after which a host counts as lost; a link may be cut for shorter."""
+    """Seconds without a word after which a host counts as lost; in legs sooner, where waiting costs
+    more than going on without it. A link may be cut for shorter."""
     restarts: int = rule(default=3, minimum=0)
     """How often nodes are started again after a loss that ends them all, without a new checkpoint
     in between; 0: never."""

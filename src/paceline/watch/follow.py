@@ -103,6 +103,10 @@ class Follower:
         self.plan: Plan | None = None
         self.summary: dict[str, Any] = {}
         self.looked = 0.0
+        self.former: dict[str, tuple[float, float]] = {}
+        """Hosts whose rank another host has now: from when to when they trained."""
+        self._broken_since: float | None = None
+        """When what was started again, because it was broken off, had begun."""
         self._metrics = Tail(self.run.metrics)
         self._seen: dict[Path, tuple[int, int]] = {}
 
@@ -134,7 +138,7 @@ class Follower:
         # From leg to leg another rank may tell how far the training is.
         for progress, seen in sorted(advances, key=lambda pair: pair[0].time):
             self._advance(progress, seen)
-        books = {rank: seen.book for rank, seen in self.ranks.items() if seen.book is not None}
+        books = {rank: seen.book for rank, seen in self.current.items() if seen.book is not None}
         self.ledger = book(books, alive={r for r in books if self.state_of(r) == "there"})
 
     def _changed(self, path: Path, read: Callable[[], None]) -> None:
@@ -173,6 +177,7 @@ class Follower:
 
     def _take(self, rank: int, seen: RankSeen, event: Event) -> None:
         if isinstance(event, Start):
+            self._note_restart(rank, seen, event)
             seen.start, seen.end, seen.sample = event, None, None
             booked = seen.book.booked if seen.book is not None else None
             seen.book = RankBook(start=event, booked=booked)
@@ -196,6 +201,21 @@ class Follower:
                 self.notes.append((event.time, rank, event))
         elif isinstance(event, End):
             seen.end = event
+
+    def _note_restart(self, rank: int, seen: RankSeen, event: Start) -> None:
+        """A rank that did not end begins anew: after a loss all of them are started again."""
+        before = seen.start
+        if before is None or seen.end is not None:
+            if not rank:
+                self._broken_since = None
+            return
+        if before.host != event.host:
+            self.former[before.host] = (before.began, seen.heard)
+        if not rank:
+            if self._broken_since is None:
+                self._broken_since = before.began
+            text = "broken off; all nodes were started again"
+            self.notes.append((event.time, rank, Note(time=event.time, what="restart", text=text)))
 
     def _sample(self, seen: RankSeen, sample: Sample) -> None:
         before, seen.sample = seen.sample, sample
@@ -232,8 +252,33 @@ class Follower:
         return int(self.config.get("workload", {}).get("batch_size") or 1)
 
     @property
+    def current(self) -> dict[int, RankSeen]:
+        """The ranks of the newest start: there may be fewer of them than before."""
+        starts = [seen.start for seen in self.ranks.values() if seen.start is not None]
+        newest = max(starts, key=lambda start: start.time, default=None)
+        size = newest.world_size if newest is not None else 0
+        return {
+            rank: seen
+            for rank, seen in sorted(self.ranks.items())
+            if seen.start is None or rank < size or seen.start is newest
+        }
+
+    @property
+    def left(self) -> dict[str, tuple[float, float]]:
+        """Hosts that trained before all was started again without them: from when to when."""
+        current = self.current
+        hosts = {seen.start.host for seen in current.values() if seen.start is not None}
+        found = dict(self.former)
+        for rank, seen in self.ranks.items():
+            if rank not in current and seen.start is not None:
+                found[seen.start.host] = (seen.start.began, seen.heard)
+        return {host: times for host, times in found.items() if host not in hosts}
+
+    @property
     def began(self) -> float:
-        starts = [seen.start.began for seen in self.ranks.values() if seen.start is not None]
+        starts = [seen.start.began for seen in self.current.values() if seen.start is not None]
+        if self._broken_since is not None:
+            starts.append(self._broken_since)
         return min(starts, default=self.looked)
 
     @property

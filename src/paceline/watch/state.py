@@ -123,23 +123,25 @@ def _legs(run: Follower) -> dict[str, Any]:
     return {"made": made, "now": now}
 
 
+def _silent_host(name: str, state: str, began: float, heard: float) -> dict[str, Any]:
+    return {
+        "name": name, "state": state, "ranks": 0, "cpu": 0.0, "busy": None, "memory": 0.0,
+        "sent": 0.0, "received": 0.0, "waiting": [], "made_wait": 0.0, "from": began, "to": heard,
+        "curve": [],
+    }  # fmt: skip
+
+
 def _hosts(run: Follower) -> list[dict[str, Any]]:
     """One for each host, its ranks together."""
     found: dict[str, dict[str, Any]] = {}
     waits = {rank.rank: rank for rank in run.ledger.ranks}
-    for number, seen in sorted(run.ranks.items()):
+    for number, seen in run.current.items():
         if seen.start is None:
             continue
         state, booked = run.state_of(number), waits.get(number)
         there = state == "there"
-        host = found.setdefault(
-            seen.start.host,
-            {
-                "name": seen.start.host, "state": "ended", "ranks": 0, "cpu": 0.0, "busy": None,
-                "memory": 0.0, "sent": 0.0, "received": 0.0, "waiting": [], "made_wait": 0.0,
-                "from": seen.start.began, "to": seen.heard, "curve": [],
-            },
-        )  # fmt: skip
+        times = (seen.start.began, seen.heard)
+        host = found.setdefault(seen.start.host, _silent_host(seen.start.host, "ended", *times))
         host["ranks"] += 1
         order = ("ended", "gone", "there")
         host["state"] = max(host["state"], state, key=order.index)
@@ -154,6 +156,8 @@ def _hosts(run: Follower) -> list[dict[str, Any]]:
         if booked is not None and booked.role == "worker":
             host["waiting"].append(booked.shares["waiting"] + booked.shares["communication"])
             host["made_wait"] = max(host["made_wait"], run.ledger.made_wait(number))
+    for name, times in run.left.items():
+        found[name] = _silent_host(name, "gone", *times)
     for host in found.values():
         host["waiting"] = statistics.fmean(host["waiting"]) if host["waiting"] else None
         host["from"] = round(max(0.0, host["from"] - run.began), 2)

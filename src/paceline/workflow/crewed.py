@@ -35,6 +35,7 @@ from paceline.plan.teams import (
     options_over,
     plan_of_way,
     rate_between,
+    seconds_of_way,
     setup_name,
 )
 from paceline.schema import NodePlan, Plan, decode
@@ -123,6 +124,15 @@ class Crewed:
 
     def members(self, name: str) -> tuple[int, ...]:
         return self._entries[name][0].members
+
+    def seconds_of(self, name: str) -> float:
+        """Seconds of an update of an option, timed or expected."""
+        return seconds_of_way(self._entries[name][0], self.seen)
+
+    def seconds_without(self, member: int) -> float:
+        """The same of the best one that does not need a node."""
+        ways = (way for way, _ in self._entries.values() if member not in way.members)
+        return min(seconds_of_way(way, self.seen) for way in ways)
 
     def refresh(self) -> None:
         """Every option, with what is expected of it now."""

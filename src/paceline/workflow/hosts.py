@@ -100,6 +100,7 @@ class _Begun:
 
 
 def _with_board(begun: _Begun, *, silent: bool) -> int:
+    from paceline.observe.samples import process_began
     from paceline.training.assemble import Task
     from paceline.training.device import use_deterministic
     from paceline.training.parts import make_parts
@@ -107,7 +108,8 @@ def _with_board(begun: _Begun, *, silent: bool) -> int:
     from paceline.training.watching import recording
 
     config, context = begun.config, begun.context
-    began = time.perf_counter() - begun.order.elapsed
+    own = time.time() - process_began()  # imports, too
+    began = time.perf_counter() - own - begun.order.elapsed
     use_deterministic(config.train.deterministic)
     leads = context.node == 0
     view: View = make_view(silent=silent) if leads else SilentView()

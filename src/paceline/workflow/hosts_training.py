@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import statistics
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import LostError, PacelineError, ProofError
+from paceline.exchange.losses import leave_patience
+from paceline.launch.joining import AGAIN_SECONDS
+from paceline.observe.samples import process_began
 from paceline.plan.pilot import Decision, learned, timed_updates
+from paceline.plan.suspicion import patience
 from paceline.plan.teams import Way, cost_of_way, labels, seconds_of_way
 from paceline.schema import write_json
 from paceline.schema.legs import Leg
@@ -44,6 +49,8 @@ class HostsTraining(LegTraining):
         self._lost_since: float | None = None
         """When the last update before a loss had ended, until training goes on."""
         self._wants_ranks = False
+        self._back: float | None = None
+        """Seconds until a host that comes back would train again."""
         for leg in asked.script:
             crewed.adopt(leg)
 
@@ -159,11 +166,13 @@ class HostsTraining(LegTraining):
 
     def _lose_idle(self) -> None:
         """Nodes were lost that the last leg did not need: the training goes on as it is."""
-        gone = self.crewed.node.crew.gone
+        gone = dict(self.crewed.node.crew.gone)
         fresh = [each for each in gone if each not in self._gone]
         self._gone &= gone.keys()
         if not fresh:
             return
+        if self._runner is not None and set(self.crewed.members(self._running)) & set(fresh):
+            self._runner.hand_over()  # raises that they are lost, and keeps the state
         hosts = labels(self.crewed.everyone)
         if self.known.legs:
             left = tuple(hosts[each] for each in fresh)
@@ -190,7 +199,33 @@ class HostsTraining(LegTraining):
     def _go(self, decision: Decision) -> Went:
         if self._lost_since is not None:
             self._tell_of_loss(decision)
+        self._say_patience(decision.name)
         return super()._go(decision)
+
+    def _say_patience(self, name: str) -> None:
+        """Tell the launcher how long each of the others is worth waiting for."""
+        crewed, config = self.crewed, self._home.config
+        with_it = crewed.seconds_of(name)
+        handover = statistics.median(
+            [leg.setup_seconds for leg in self.known.legs if leg.setup_seconds]
+            or [crewed.seen.setup]
+        )
+        if self._back is None:  # what it took here, and until it is asked
+            self._back = AGAIN_SECONDS + time.time() - process_began()
+        leave_patience(
+            self._home.run.path,
+            {
+                member: patience(
+                    with_it=with_it,
+                    without=crewed.seconds_without(member),
+                    handover=handover,
+                    back=self._back,
+                    limit=config.train.silence,
+                )
+                for member in crewed.members(name)
+                if member
+            },
+        )
 
     def _tell_of_loss(self, decision: Decision) -> None:
         """One line, and in legs.jsonl, once it is known what a loss has cost."""
@@ -223,10 +258,14 @@ class HostsTraining(LegTraining):
         last = self.known.legs[-1] if self.known.legs else None
         if last is not None and last.role != "first":
             self.crewed.look_at_layers()
-        self._lose_idle()
+        came = []
+        while True:
+            self._lose_idle()
+            came += self.crewed.take_in()
+            self.crewed.refresh()
+            if self.crewed.node.crew.gone.keys() <= self._gone:
+                break  # else one was lost just now, and options that need it are gone
         last = self.known.legs[-1] if self.known.legs else None
-        came = self.crewed.take_in()
-        self.crewed.refresh()
         self.known = dataclasses.replace(self.known, options=self.crewed.options)
         for host in came:
             text = f"{host} has come, before update {self.known.position + 1}"

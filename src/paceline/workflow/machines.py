@@ -75,7 +75,9 @@ def measure_hosts(
     config: Config, request: HostsRequest, *, again: bool, say: Callable[[str], None]
 ) -> tuple[Machines, bool]:
     """All hosts and what joins them; True when it came from the cache."""
-    if not again and (known := kept_machines(config, request.hosts)) is not None:
+    chosen_here = request.engine.partition(":")[0] != "slurm"
+    known = kept_machines(config, request.hosts) if chosen_here and not again else None
+    if known is not None:
         return known, True
     from paceline.launch.inspection import check_hosts
     from paceline.launch.session import HostOrder, Session
@@ -83,14 +85,16 @@ def measure_hosts(
     from paceline.workflow.spread import choose_engine, reach
 
     inspected = None
-    if request.engine.partition(":")[0] != "slurm":
+    if chosen_here:
         inspected = check_hosts(request.hosts.in_order, config)
         for warning in inspected.warnings():
             say(f"warning: {warning}")
     engine = choose_engine(request, inspected)
     found: list[Machines] = []
+    hosts = [request.hosts]
 
     def work(session: Session) -> None:
+        hosts[:] = [session.hosts]
         found.append(_survey(session, engine.backend, again=again, say=say))
 
     with tempfile.TemporaryDirectory(prefix="paceline-measure-") as folder:
@@ -107,7 +111,7 @@ def measure_hosts(
             **reach(request.hosts.in_order, inspected),
         )
         Session(order, engine).visit(work)
-    if trouble := keep(cache_path(config, request.hosts), found[0]):
+    if trouble := keep(cache_path(config, hosts[0]), found[0]):
         say(trouble)
     return found[0], False
 

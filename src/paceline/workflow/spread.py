@@ -261,7 +261,7 @@ def _writers(session: Session) -> tuple[int, ...]:
 def _legs_order(start: TrainingStart, session: Session) -> LegsOrder:
     """What the first node must know of what was asked for."""
     modelled = None
-    machines = kept_machines(start.config, session.order.hosts)
+    machines = kept_machines(start.config, session.hosts)
     if machines is not None:
         with contextlib.suppress(ConfigError, UnsupportedError, StrategyError):
             modelled = plan_machines(start.config, machines)[0]
@@ -300,7 +300,7 @@ def foreseen(config: Config, session: Session, plan: Plan) -> Plan:
     """The plan with what it will take, where these hosts have been measured for this workload."""
     if "exposed_seconds" in plan.predicted:  # `paceline plan` has made it from measurements
         return plan
-    found = kept_machines(config, session.order.hosts)
+    found = kept_machines(config, session.hosts)
     if found is None:
         return plan
     names = [place_name(place) for place in session.places]

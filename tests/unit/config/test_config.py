@@ -317,6 +317,8 @@ def test_rank_context_from_the_environment() -> None:
         secret="0123456789abcdef",
     )
     assert rank_context(rank_environment(context)) == context
+    alone = RankContext(port=29500, secret="0123456789abcdef")  # others may join it
+    assert rank_context(rank_environment(alone)) == alone
     assert rank_context({}) == RankContext()
     assert "0123456789abcdef" not in repr(context)
     with pytest.raises(ConfigError, match="PACELINE_RANK = 'x' must be a whole number"):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import threading
 from collections.abc import Iterator
 
 import psutil
 import pytest
 from attending import attended, wait_for
 
-from paceline.launch.channel import connect, read_message
-from paceline.launch.control import Control, addresses_towards
+from paceline.launch.channel import Channel, connect, read_message
+from paceline.launch.control import Control, Lost, addresses_towards
 from paceline.secure.door import MOST_STRANGERS
 from paceline.secure.sealing import Sealing
 
@@ -165,3 +166,39 @@ def test_it_listens_where_it_is_needed_and_nowhere_else() -> None:
         assert control.listen("127.0.0.2") > 0  # for a host that comes another way
     finally:
         control.close()
+
+
+def test_a_node_that_is_not_worth_waiting_for_is_lost_sooner() -> None:
+    """The first node says so; what others say of it is not heard."""
+    control = Control(3, silence=3600.0)
+    agents: list[Channel] = []
+    try:
+        for node in range(3):
+            agents.append(connecting(control, node))
+        agents[1].send("patience", seconds={"2": 0.1})
+        agents[0].send("patience", seconds={"1": 0.2, "nonsense": 0.0})
+        lost: list[Lost] = []
+        while not lost:
+            lost = control.turn(0.05)[1]
+        assert [each.node for each in lost] == [1]
+        assert control.patience == {1: 0.2}
+    finally:
+        for agent in agents:
+            agent.close()
+        control.close()
+
+
+def connecting(control: Control, node: int) -> Channel:
+    """An agent that has come, while the launcher takes its turns here."""
+    found: list[Channel] = []
+
+    def come() -> None:
+        found.append(connect([("127.0.0.1", control.port)], control.secret))
+        found[0].send("hello", node=node, host="abc"[node], cores=[0])
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    while node in control.missing:
+        control.turn(0.05)
+    thread.join()
+    return found[0]

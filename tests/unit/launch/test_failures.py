@@ -24,6 +24,8 @@ ABORTED = report(f"{how_it_ended(-6)} in update of update 12", wordless=True)
 EXITED = report(f"{how_it_ended(14)} in update of update 12", wordless=True)
 LATE = report("no answer within 60 s", "DeadlineError")
 HEARSAY = report("lost another host in the sum of gradients", "WorkerError")
+STORELESS = report("this node cannot answer: the connection to the store was lost", "WorkerError")
+SERVED = report("worker 0 on a was lost at update 15, and it writes the checkpoints", "WorkerError")
 TOLD = report("was told to end (SIGTERM to its agent)", wordless=True, told=True)
 
 
@@ -37,6 +39,8 @@ TOLD = report("was told to end (SIGTERM to its agent)", wordless=True, told=True
         (SILENT, [TOLD, HEARSAY, LATE]),
         (OWN, [KILLED, CLOSED, LATE]),
         (EXITED, [HEARSAY, TOLD]),
+        # The first node is lost: whoever talks with it next only hears that.
+        (CLOSED, [STORELESS, SERVED]),
         # A machine that is taken away tells its agent alone.
         (TOLD, []),
     ],

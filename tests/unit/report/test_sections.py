@@ -20,6 +20,8 @@ from paceline.report.make import make_report
 from paceline.report.page import Report, render
 from paceline.report.scaling import scalings
 from paceline.report.timeline import typical_update
+from paceline.schema import NodePlan, Plan, encode
+from paceline.schema.legs import Leg
 
 
 def whole(path: Path) -> RunData:
@@ -287,6 +289,29 @@ def test_legs_are_a_band_over_time(tmp_path: Path) -> None:
     broken = whole(path)
     assert not broken.legs
     assert "legs.jsonl could not be read" in broken.problems[0]
+
+
+def test_hosts_that_come_and_go_are_shown(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", hosts="abc")
+    plans = [Plan(nodes=tuple(NodePlan(host=host) for host in hosts)) for hosts in ("abc", "ab")]
+    legs = [
+        Leg(name="all", plan=plans[0], updates=4, began_at=1.0, seconds=4.0, left=("c",),
+            lost_seconds=1.5, ended="host c has gone"),
+        Leg(name="a and b", plan=plans[1], first=4, updates=6, began_at=6.5, seconds=9.0),
+        Leg(name="all", plan=plans[0], first=10, updates=9, began_at=15.5, setup_seconds=0.5,
+            seconds=8.0, came=("c",), left=("c",), lost_seconds=2.0),
+    ]  # fmt: skip
+    (path / "legs.jsonl").write_text("".join(json.dumps(encode(leg)) + "\n" for leg in legs))
+    report = make_report([whole(path)])
+    text = " ".join(section(report, "legs").text)
+    assert "broken off 2 times (lost: c (2 times)), which took 3.5 s until it went on" in text
+    assert "Hosts that came while it trained: c." in text
+    trains, lost, came = figure(report, "hosts-over-time").series
+    assert trains.x == ("a", "b", "c", "a", "b", "a", "b", "c")
+    assert (lost.x, lost.base, lost.y) == (("c", "c"), (5.0, 24.0), (1.5, 2.0))
+    assert (came.x, came.base, came.y) == (("c",), (15.5,), (0.5,))
+    hosts = [row[5] for row in section(report, "legs").tables[0].rows]
+    assert hosts == ["c was lost (1.5 s)", "", "c came; c was lost (2.0 s)"]
 
 
 def test_races_are_read_by_host(tmp_path: Path) -> None:

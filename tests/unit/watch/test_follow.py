@@ -130,3 +130,25 @@ def test_ranks_that_take_turns_to_tell_progress_make_one_curve(tmp_path: Path) -
     ]  # fmt: skip
     assert min(value for _, value in run.speed.points) > 0
     assert [host["name"] for host in state_of(run, 0)["hosts"]] == ["h0", "h1"]
+
+
+def test_nodes_that_are_started_again_without_a_host(tmp_path: Path) -> None:
+    """Of a, b and c the second is lost: c is the second rank then, and there is no third."""
+    (tmp_path / "config.toml").write_text("[workload]\nbatch_size = 10\n")
+    starts = [(0, "a", 0.0, 3), (1, "b", 0.1, 3), (2, "c", 0.2, 3)]
+    starts += [(0, "a", 20.0, 2), (1, "c", 20.1, 2)]
+    for rank, host, at, size in starts:
+        folder = tmp_path / f"rank-{rank}"
+        folder.mkdir(exist_ok=True)
+        start = Start(rank=rank, node=rank, host=host, pid=1, time=at, began=at, world_size=size)
+        told = Progress(time=at + 5, update=1 + int(at), updates=90, epoch=0, loss=1.0)
+        with (folder / "events.jsonl").open("a") as file:
+            file.write(encode_line(start) + encode_line(told))
+    run = Follower(tmp_path)
+    run.look()
+    state = state_of(run, 0)
+    hosts = {host["name"]: (host["state"], host["from"], host["to"]) for host in state["hosts"]}
+    assert hosts.pop("b") == ("gone", 0.1, 5.1)
+    assert list(hosts) == ["a", "c"]
+    assert [note["text"] for note in state["notes"]] == ["broken off; all nodes were started again"]
+    assert run.began == 0.0
