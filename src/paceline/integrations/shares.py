@@ -181,8 +181,7 @@ class PartSampler(Sampler[list[int]]):
         return len(self.whole)
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = self._order()
-        _check_same(order)
+        order = self.drawn()
         spans = [span_of(len(batch), self.shares, self._rank) for batch in order]
         self.sizes = [
             (end - begin, len(batch)) for batch, (begin, end) in zip(order, spans, strict=True)
@@ -190,8 +189,13 @@ class PartSampler(Sampler[list[int]]):
         for batch, (begin, end) in zip(order, spans, strict=True):
             yield batch[begin:end]
 
+    def drawn(self) -> list[list[int]]:
+        """All batches of the epoch, the same on every rank; every rank calls it."""
+        order = self._order()
+        _check_same(order)
+        return order
+
     def _order(self) -> list[list[int]]:
-        """All batches of the epoch, the same on every rank."""
         sampler = self.sampler
         if not isinstance(sampler, RandomSampler) or sampler.generator is not None:
             return [list(batch) for batch in self.whole]

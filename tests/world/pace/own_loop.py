@@ -20,6 +20,8 @@ from torch.utils.data import (
 )
 
 import paceline
+import paceline.pace.legs
+from paceline.plan.pilot import Decision, Knowledge
 
 KINDS = (
     "samples", "ignored", "sum", "accumulated", "norm", "gan", "shuffled", "own_parameter",
@@ -138,6 +140,17 @@ def train_gan(pace: Any, epochs: int) -> dict[str, torch.Tensor]:
     }
 
 
+def switch_every(updates: int) -> None:
+    """Have the pilot name one team after the other, whatever is fast."""
+
+    def next_leg(known: Knowledge) -> Decision:
+        names = [option.name for option in known.options]
+        name = names[-1 - len(known.legs) % len(names)]
+        return Decision(name=name, updates=updates, role="trial", best=names[-1])
+
+    paceline.pace.legs.next_leg = next_leg  # type: ignore[attr-defined]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=KINDS)
@@ -147,11 +160,15 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--run")
     parser.add_argument("--shares", type=lambda text: [float(word) for word in text.split(",")])
+    parser.add_argument("--switch", type=int, help="another team every so many batches")
     options = parser.parse_args()
     torch.manual_seed(3)
     pace: Any = Plain()
     if not options.plain:
-        pace = paceline.Pace(run=options.run, shares=options.shares)
+        legs = options.switch is not None
+        if legs:
+            switch_every(options.switch)
+        pace = paceline.Pace(run=options.run, shares=options.shares, legs=legs)
     if options.kind == "gan":
         found = train_gan(pace, options.epochs)
     else:
