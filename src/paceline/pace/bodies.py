@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,8 @@ class Bodies:
         self._loader = 0
         self._digest = hashlib.sha256()
         self._size = 0.0
+        self._stale: set[int] = set()
+        """Parameters whose gradients are still those of the batch before."""
         self._given: list[torch.Tensor] = []
         self._before: list[torch.Tensor] = []
         self.is_open = False
@@ -78,12 +80,17 @@ class Bodies:
         if self.is_open:
             self._events.append(event)
 
-    def takes_gradients(self, before: Sequence[torch.Tensor | None]) -> None:
-        """A backward pass begins; `before`: the gradients that it adds to."""
-        first = "backward" not in self._events
-        if self.is_open and first and any(each is not None and each.any() for each in before):
-            self.reason = "gradients are carried from batch to batch"
-        self.note("backward")
+    def takes_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
+        """A backward pass begins, which adds to the gradients of these."""
+        if not self.is_open:
+            return
+        if "backward" not in self._events:
+            self._stale = {id(each) for each in parameters}
+        for each in parameters:
+            gradient = each.grad
+            if id(each) in self._stale and (gradient is None or not gradient.any()):
+                self._stale.discard(id(each))
+        self._events.append("backward")
 
     def updates(self, number: int, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step."""
@@ -94,6 +101,8 @@ class Bodies:
             plain = {k: v for k, v in group.items() if isinstance(v, int | float)}
             self._digest.update(json.dumps(plain, sort_keys=True).encode())
             for parameter in group["params"]:
+                if id(parameter) in self._stale and parameter.grad is not None:
+                    self.reason = "gradients are carried from batch to batch"
                 if parameter.grad is not None and parameter.grad.layout is torch.strided:
                     flat = parameter.grad.detach().reshape(-1)
                     some = flat[:: max(1, flat.numel() // SAMPLED)]
@@ -105,6 +114,7 @@ class Bodies:
     def begin(self) -> None:
         """A batch is handed out."""
         self._events, self._before, self._given = [], self._given, []
+        self._stale.clear()
         self.is_open = True
 
     def end(self) -> None:

@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import socket
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -232,6 +233,22 @@ class Legs:
                 f"{reason} while ranks stand by, who cannot take part: use Pace(legs=False)"
             )
 
+    def agree(self, what: str) -> None:
+        """Before ranks do something together: see that they all do, if one of them has stood by."""
+        if self._missed.isdisjoint(self._ranks.members):
+            return
+        code = float(zlib.crc32(what.encode()) % 1000)
+        total, squares = self._ranks.sum([code, code * code])
+        if squares * len(self._ranks.members) != total * total:
+            self._refuse_other("a rank")
+
+    def _refuse_other(self, who: str) -> None:
+        raise UserError(
+            f"{who} did otherwise with its batches than the first rank: the loop counts batches, or"
+            " keeps something from one to the next, which ranks that stand by miss; hand it to"
+            " pace.prepare, or use Pace(legs=False)"
+        )
+
     # --- the first rank ---------------------------------------------------------
 
     def _end_leg(self) -> list[list[Any]]:
@@ -240,6 +257,7 @@ class Legs:
         if under is None:
             return []
         self.bodies.end()
+        self.agree("end")
         under.asked.append(time.perf_counter())
         under.busy.append(self._meter.busy)
         took = [later - before for before, later in itertools.pairwise(under.busy)]
@@ -248,11 +266,7 @@ class Legs:
             self._under = None
         wrong = differing([each[:2] for each in found])
         if wrong is not None:
-            raise UserError(
-                f"rank {self._ranks.members[wrong]} did otherwise with its batches than the first"
-                " rank: the loop counts batches, or keeps something from one to the next, which"
-                " ranks that stand by miss; hand it to pace.prepare, or use Pace(legs=False)"
-            )
+            self._refuse_other(f"rank {self._ranks.members[wrong]}")
         return [each[2] for each in found]
 
     def _record(self, took: list[list[float]]) -> None:

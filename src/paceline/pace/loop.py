@@ -162,6 +162,7 @@ class Pace:
         """Something begins that every rank does."""
         if self._legs is not None:
             self._legs.settle()
+            self._legs.agree(what)
             self._legs.bodies.note(what)
 
     def part(self, whole: torch.Tensor, dim: int = 0) -> torch.Tensor:
@@ -209,6 +210,7 @@ class Pace:
         """
         if self._legs is not None:
             self._legs.settle()
+            self._legs.agree("backward")
         found = measured({"loss": loss, "weight": weight}, "the loop")
         part = self._working.part() if found.weight is None else None
         self._meter.trained_on(part)
@@ -239,7 +241,7 @@ class Pace:
     def _backward(self, loss: torch.Tensor, factor: float, options: dict[str, Any]) -> None:
         began, gradients = time.perf_counter(), self._prepared.gradients
         if self._legs is not None:
-            self._legs.bodies.takes_gradients([p.grad for p in gradients.named.values()])
+            self._legs.bodies.takes_gradients(gradients.named.values())
         gradients.backward(loss, factor, **options)
         self._meter.computed(time.perf_counter() - began)
         with self._meter.recorder.span("exchange", update=self._meter.updates, detail="gradients"):
@@ -301,8 +303,8 @@ class Pace:
             try:
                 yield number
             except GeneratorExit:
-                self.print("paceline: the loop was left with break: the epoch is not saved, as it"
-                           " would be with pace.stop()")  # fmt: skip
+                self.print("paceline: the loop was left before the end of an epoch, which is not"
+                           " saved; with pace.stop() it is")  # fmt: skip
                 raise
             done += 1
             self._together("epoch")
