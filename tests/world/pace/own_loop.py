@@ -160,13 +160,14 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--run")
     parser.add_argument("--shares", type=lambda text: [float(word) for word in text.split(",")])
+    parser.add_argument("--legs", action="store_true")
     parser.add_argument("--switch", type=int, help="another team every so many batches")
     options = parser.parse_args()
     torch.manual_seed(3)
     pace: Any = Plain()
     if not options.plain:
-        legs = options.switch is not None
-        if legs:
+        legs = options.legs or options.switch is not None
+        if options.switch:
             switch_every(options.switch)
         pace = paceline.Pace(run=options.run, shares=options.shares, legs=legs)
     if options.kind == "gan":
