@@ -14,7 +14,13 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+)
 
 from paceline.errors import DataError, UnsupportedError
 from paceline.gloo import settle
@@ -45,8 +51,13 @@ class Batches:
         self._divided = loader
         self._shares = shares
         self._has_begun = False
+        self._counted: _Counting | None = None
         streamed = isinstance(loader.dataset, IterableDataset)
         if not streamed and loader.batch_sampler is not None:
+            if ranks.size == 1:
+                self._counted = _Counting(loader.batch_sampler)
+                self._divided = with_batches(loader, self._counted)
+                return
             self._parts = PartSampler(loader.batch_sampler, shares, ranks.rank)
             self._divided = with_batches(loader, self._parts)
         if ranks.size == 1:
@@ -168,10 +179,11 @@ class Batches:
     def _drawn(self) -> list[list[int]]:
         """The order of an epoch, with the random numbers that a DataLoader draws for it."""
         assert self._parts is not None
+        begun = self._parts.begun()
         if not (self.loader.persistent_workers and self._has_begun):
             torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
         self._has_begun = True
-        return self._parts.drawn()
+        return self._parts.drawn(begun)
 
     def _rest(self, batches: list[list[int]]) -> Iterator[Any]:
         """What a DataLoader fetches of these; it draws no random numbers that others see."""
@@ -192,7 +204,8 @@ class Batches:
         sizes: list[tuple[int, int]] | None = None
         for number, batch in enumerate(self._divided):
             if sizes is None:  # set when the order of the epoch is drawn, for the first batch
-                sizes = self._parts.sizes if self._parts is not None else []
+                found = self._parts or self._counted
+                sizes = found.sizes if found is not None else []
             yield batch, sizes[number] if sizes else _counted(batch)
 
     @property
@@ -225,6 +238,30 @@ class Batches:
                 )
             number += 1
             yield values, (own, count)
+
+
+class _Counting(Sampler[list[int]]):
+    """A sampler of batches as it is, whose batches are counted as they are drawn."""
+
+    def __init__(self, whole: Any) -> None:
+        self._whole = whole
+        self.sizes: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._whole, name)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._counting(iter(self._whole))
+
+    def _counting(self, batches: Iterator[Any]) -> Iterator[list[int]]:
+        sizes = self.sizes = []
+        for batch in batches:
+            found = list(batch)
+            sizes.append((len(found), len(found)))
+            yield found
 
 
 class _PartOfStream:
