@@ -96,6 +96,7 @@ class Batches:
         candidates = (
             self.loader.generator,
             getattr(self.loader.sampler, "generator", None),
+            getattr(self.loader.batch_sampler, "generator", None),
             getattr(getattr(self.loader.batch_sampler, "sampler", None), "generator", None),
         )
         found = {id(each): each for each in candidates if isinstance(each, torch.Generator)}

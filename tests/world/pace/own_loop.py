@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.utils.data import (
     DataLoader,
     IterableDataset,
+    Sampler,
     TensorDataset,
     WeightedRandomSampler,
     get_worker_info,
@@ -25,7 +26,7 @@ from paceline.plan.pilot import Decision, Knowledge
 
 KINDS = (
     "samples", "ignored", "sum", "accumulated", "norm", "gan", "shuffled", "own_parameter",
-    "stream", "drawn",
+    "stream", "drawn", "uneven",
 )  # fmt: skip
 
 
@@ -37,6 +38,21 @@ class Stream(IterableDataset[Any]):
         first, every = (worker.id, worker.num_workers) if worker else (0, 1)
         whole = data()
         return (whole[number] for number in range(first, len(whole), every))
+
+
+class Uneven(Sampler[list[int]]):
+    """Batches of 4 to 16 samples, of a generator that is the same on every rank."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(5)
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Any:
+        order = torch.randperm(70, generator=self.generator).tolist()
+        return iter([order[at : at + size] for at, size in ((0, 16), (16, 5), (21, 9), (30, 16),
+                                                            (46, 4), (50, 13))])  # fmt: skip
 
 
 class Plain:
@@ -95,6 +111,8 @@ def train(pace: Any, kind: str, epochs: int, stop: int | None) -> dict[str, torc
     elif kind == "drawn":
         sampler = WeightedRandomSampler([0.5, 1.0] * 35, 64, generator=torch.Generator())
         loader = DataLoader(data(), batch_size=16, sampler=sampler)
+    elif kind == "uneven":
+        loader = DataLoader(data(), batch_sampler=Uneven())
     model, optimizer, scheduler, loader = pace.prepare(model, optimizer, scheduler, loader)
     for epoch in pace.epochs(epochs):
         for number, (inputs, classes, _) in enumerate(loader):
