@@ -72,8 +72,8 @@ def test_over_mpi(tmp_path: Path, kind: str, ranks: int) -> None:
 @pytest.mark.slow
 def test_the_pilot_tries_the_first_rank_alone(run_cli: Cli, tmp_path: Path) -> None:
     """Tiny updates between two ranks are mostly waiting: which is faster is not asserted."""
-    expected = plainly(tmp_path, "samples", "--epochs", "400")
-    words = ("samples", "out.pt", "--legs", "--epochs", "400", "--run", "mine")
+    expected = plainly(tmp_path, "samples", "--epochs", "80")
+    words = ("samples", "out.pt", "--legs", "--epochs", "80", "--run", "mine")
     done = run_cli("run", "--nproc", "2", SCRIPT, *words)
     assert done.returncode == 0, done.stderr
     assert difference(expected, tmp_path / "out.pt") < 1e-4
