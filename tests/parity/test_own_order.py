@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,31 @@ class Backwards(Sampler[int]):
         return iter([(n + 5 * self.epoch) % SAMPLES for n in range(SAMPLES)][::-1])
 
 
+class Groups(Sampler[list[int]]):
+    """Batches of one's own: neighbours together, the batches themselves in another order."""
+
+    def __init__(self, *sizes: int, length: int | None = None) -> None:
+        self.sizes, self.length, self.epoch = sizes, length, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.sizes) if self.length is None else self.length
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(groups(self.sizes, self.epoch))
+
+
+def groups(sizes: Sequence[int], epoch: int) -> list[list[int]]:
+    ends = np.cumsum(sizes)
+    found = [
+        [(n + epoch) % SAMPLES for n in range(end - size, end)]
+        for end, size in zip(ends, sizes, strict=True)
+    ]
+    return [*found[-2::-1], found[-1]]
+
+
 class Stream(IterableDataset[Any]):
     """Shuffled through a buffer, as streams are."""
 
@@ -84,6 +109,10 @@ def in_order() -> list[int]:
 
 
 KINDS: dict[str, tuple[Any, Any]] = {
+    "own batch sampler": (
+        lambda: DataLoader(tensors(), batch_sampler=Groups(BATCH, BATCH, BATCH, 3)),
+        lambda epoch: [n for batch in groups((BATCH, BATCH, BATCH, 3), epoch) for n in batch],
+    ),
     "shuffle=False": (lambda: DataLoader(tensors(), batch_size=BATCH), lambda epoch: in_order()),
     "own sampler": (
         lambda: DataLoader(tensors(), batch_size=BATCH, sampler=Backwards()),
@@ -225,9 +254,17 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "stream alone": (Stream(), "give a pair (train, test)"),
     "endless stream": ((Endless(), tensors()), "data.limit"),
-    "batch sampler": (
-        DataLoader(tensors(), batch_sampler=[[0, 1], [2, 3]]), "batch_sampler of its own",
+    "uneven batches": (
+        DataLoader(tensors(), batch_sampler=[[0, 1], [2, 3, 4], [5]]),
+        "gives batches of 3 and of 2 samples",
     ),
+    "more batches than said": (
+        DataLoader(tensors(), batch_sampler=Groups(2, 2, 2, length=2)), "gives more batches",
+    ),
+    "batch sampler without a length": (
+        DataLoader(tensors(), batch_sampler=(batch for batch in [[0]])), "has no length",
+    ),
+    "no batches": (DataLoader(tensors(), batch_size=None), "batch_size=None"),
 }  # fmt: skip
 
 

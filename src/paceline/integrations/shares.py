@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -181,8 +182,11 @@ class PartSampler(Sampler[list[int]]):
         return len(self.whole)
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = self._order()
-        _check_same(order)
+        # As one process: a sampler's own __iter__ is called before a DataLoader draws its seed.
+        return self._parts(self.begun())
+
+    def _parts(self, begun: Iterator[Any] | None) -> Iterator[list[int]]:
+        order = self.drawn(begun)
         spans = [span_of(len(batch), self.shares, self._rank) for batch in order]
         self.sizes = [
             (end - begin, len(batch)) for batch, (begin, end) in zip(order, spans, strict=True)
@@ -190,20 +194,44 @@ class PartSampler(Sampler[list[int]]):
         for batch, (begin, end) in zip(order, spans, strict=True):
             yield batch[begin:end]
 
-    def _order(self) -> list[list[int]]:
-        """All batches of the epoch, the same on every rank."""
+    def begun(self) -> Iterator[Any] | None:
+        """The sampler's iterator; None where its random numbers are ours to draw, later."""
         sampler = self.sampler
-        if not isinstance(sampler, RandomSampler) or sampler.generator is not None:
-            return [list(batch) for batch in self.whole]
-        # As it does itself with the global generator; that of the first rank counts.
+        draws = isinstance(sampler, RandomSampler) and sampler.generator is None
+        return None if draws else iter(self.whole)
+
+    def drawn(self, begun: Iterator[Any] | None) -> list[list[Any]]:
+        """All batches of the epoch, the same on every rank; every rank calls it."""
+        order = self._all_of(begun) if begun is not None else self._shuffled()
+        _check_same(order)
+        return order
+
+    def _all_of(self, begun: Iterator[Any]) -> list[list[Any]]:
+        try:
+            length = len(self.whole)
+        except TypeError:
+            raise UnsupportedError(
+                f"the batch_sampler {type(self.whole).__name__} has no length, so ranks cannot"
+                " agree on the batches of an epoch before it: give it a __len__"
+            ) from None
+        found = [list(batch) for batch in itertools.islice(begun, length + 1)]
+        if len(found) > length:
+            raise DataError(
+                f"the sampler {type(self.whole).__name__} gives more batches than its length of"
+                f" {length}: make both the same, which is an epoch"
+            )
+        return found
+
+    def _shuffled(self) -> list[list[Any]]:
+        """As it does itself with the global generator; that of the first rank counts."""
         seed = torch.empty((), dtype=torch.int64).random_()
         if dist.is_initialized():
             dist.broadcast(seed, 0)
-        sampler.generator = torch.Generator().manual_seed(int(seed))
+        self.sampler.generator = torch.Generator().manual_seed(int(seed))
         try:
             return [list(batch) for batch in self.whole]
         finally:
-            sampler.generator = None
+            self.sampler.generator = None
 
 
 def span_of(count: int, shares: Sequence[float], rank: int) -> tuple[int, int]:
@@ -240,7 +268,11 @@ def _check_same(order: list[list[int]]) -> None:
         return
     digest = hashlib.sha256()
     for batch in order:
-        digest.update(array("q", [len(batch), *batch]).tobytes())
+        try:
+            content = array("q", [len(batch), *batch]).tobytes()
+        except (TypeError, OverflowError):  # samples may have names
+            content = repr(batch).encode()
+        digest.update(content)
     mine = torch.frombuffer(bytearray(digest.digest()[:8]), dtype=torch.int64)
     bounds = torch.stack([mine, -mine])
     dist.all_reduce(bounds, op=dist.ReduceOp.MAX)

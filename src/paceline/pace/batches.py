@@ -14,9 +14,15 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+)
 
-from paceline.errors import ConfigError, DataError, UnsupportedError
+from paceline.errors import DataError, UnsupportedError
 from paceline.gloo import settle
 from paceline.integrations.shares import (
     PartSampler,
@@ -25,33 +31,9 @@ from paceline.integrations.shares import (
     tensors_in,
     with_batches,
 )
+from paceline.pace.legs import Legs
 from paceline.pace.ranks import Ranks
-
-Part = tuple[float, float]
-"""Samples of this rank's part of a batch, and of the whole batch."""
-
-
-class Working:
-    """The batches that loaders have handed out and that the loop is working on."""
-
-    def __init__(self, waited: Callable[[float, float], None]) -> None:
-        self.waited = waited
-        """Told when a batch was asked for, and how many seconds it took to come."""
-        self.parts: dict[int, Part] = {}
-        self.handed = 0
-        """How many there were so far."""
-        self.since = time.perf_counter()
-        """When the newest was handed out."""
-
-    def part(self) -> Part | None:
-        """Of the batch that is being worked on; None where there is none."""
-        found = set(self.parts.values())
-        if len(found) > 1:
-            raise ConfigError(
-                "several loaders have handed out batches of different sizes: say by what the loss"
-                " is a mean, as pace.backward(loss, weight=len(inputs))"
-            )
-        return next(iter(found), None)
+from paceline.pace.working import Part, Working
 
 
 class Batches:
@@ -61,14 +43,21 @@ class Batches:
     """
 
     def __init__(
-        self, loader: DataLoader[Any], ranks: Ranks, shares: list[float], working: Working
-    ) -> None:
-        self.loader, self._working, self._ranks = loader, working, ranks
+        self, loader: DataLoader[Any], ranks: Ranks, shares: list[float], working: Working,
+        legs: Legs | None = None,
+    ) -> None:  # fmt: skip
+        self.loader, self._working, self._ranks, self._legs = loader, working, ranks, legs
         self._parts: PartSampler | None = None
         self._divided = loader
         self._shares = shares
+        self._has_begun = False
+        self._counted: _Counting | None = None
         streamed = isinstance(loader.dataset, IterableDataset)
         if not streamed and loader.batch_sampler is not None:
+            if ranks.size == 1:
+                self._counted = _Counting(loader.batch_sampler)
+                self._divided = with_batches(loader, self._counted)
+                return
             self._parts = PartSampler(loader.batch_sampler, shares, ranks.rank)
             self._divided = with_batches(loader, self._parts)
         if ranks.size == 1:
@@ -107,6 +96,7 @@ class Batches:
         candidates = (
             self.loader.generator,
             getattr(self.loader.sampler, "generator", None),
+            getattr(self.loader.batch_sampler, "generator", None),
             getattr(getattr(self.loader.batch_sampler, "sampler", None), "generator", None),
         )
         found = {id(each): each for each in candidates if isinstance(each, torch.Generator)}
@@ -128,7 +118,7 @@ class Batches:
         working = self._working
         if self.loader.num_workers:
             settle()  # before processes are forked
-        batches = self._streamed() if self._is_divided_stream else self._fetched()
+        batches = self._handed_out()
         key = id(batches)
         try:
             while True:
@@ -145,12 +135,78 @@ class Batches:
             batches.close()
             working.parts.pop(key, None)
 
+    def _handed_out(self) -> Generator[tuple[Any, Part]]:
+        legs = self._legs
+        if self._is_divided_stream:
+            if legs is not None:
+                legs.pin_down("a stream is read by all ranks together")
+            return self._streamed()
+        if legs is not None and legs.open(id(self)):
+            return self._in_legs(legs)
+        return self._fetched()
+
+    def _in_legs(self, legs: Legs) -> Generator[tuple[Any, Part]]:
+        """The batches on which this rank works; it waits while others work on the rest."""
+        order = self._drawn()
+        at, division = 0, None
+        fetched: Iterator[Any] = iter(())
+        try:
+            while at < len(order):
+                leg = legs.next(at, len(order))
+                if leg is None:
+                    return
+                if self._ranks.rank not in leg.members:
+                    at, division = leg.until, None
+                    continue
+                if division != (leg.members, leg.shares):
+                    division = (leg.members, leg.shares)
+                    place = leg.members.index(self._ranks.rank)
+                    spans = [span_of(len(batch), leg.shares, place) for batch in order]
+                    fetched = self._rest(
+                        [batch[slice(*span)] for batch, span in zip(order, spans, strict=True)][at:]
+                    )
+                while at < leg.until:
+                    legs.asks()
+                    batch = next(fetched)
+                    legs.handed(len(order[at]))
+                    begin, end = spans[at]
+                    at += 1
+                    yield batch, (end - begin, len(order[at - 1]))
+            legs.ended()
+        except GeneratorExit:
+            legs.left()
+            raise
+
+    def _drawn(self) -> list[list[int]]:
+        """The order of an epoch, with the random numbers that a DataLoader draws for it."""
+        assert self._parts is not None
+        begun = self._parts.begun()
+        if not (self.loader.persistent_workers and self._has_begun):
+            torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
+        self._has_begun = True
+        return self._parts.drawn(begun)
+
+    def _rest(self, batches: list[list[int]]) -> Iterator[Any]:
+        """What a DataLoader fetches of these; it draws no random numbers that others see."""
+        rest = with_batches(self.loader, batches)  # type: ignore[arg-type]
+        rest.__dict__.update(persistent_workers=False)
+        before = torch.get_rng_state()
+        own = self.loader.generator
+        state = own.get_state() if own is not None else None
+        try:
+            return iter(rest)
+        finally:
+            torch.set_rng_state(before)
+            if own is not None and state is not None:
+                own.set_state(state)
+
     def _fetched(self) -> Generator[tuple[Any, Part]]:
         """This rank's part of each batch, and its size."""
         sizes: list[tuple[int, int]] | None = None
         for number, batch in enumerate(self._divided):
             if sizes is None:  # set when the order of the epoch is drawn, for the first batch
-                sizes = self._parts.sizes if self._parts is not None else []
+                found = self._parts or self._counted
+                sizes = found.sizes if found is not None else []
             yield batch, sizes[number] if sizes else _counted(batch)
 
     @property
@@ -183,6 +239,30 @@ class Batches:
                 )
             number += 1
             yield values, (own, count)
+
+
+class _Counting(Sampler[list[int]]):
+    """A sampler of batches as it is, whose batches are counted as they are drawn."""
+
+    def __init__(self, whole: Any) -> None:
+        self._whole = whole
+        self.sizes: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._whole, name)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._counting(iter(self._whole))
+
+    def _counting(self, batches: Iterator[Any]) -> Iterator[list[int]]:
+        sizes = self.sizes = []
+        for batch in batches:
+            found = list(batch)
+            sizes.append((len(found), len(found)))
+            yield found
 
 
 class _PartOfStream:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 from torch.nn.parameter import is_lazy
@@ -95,7 +94,8 @@ class Gradients:
                     " sparse=False"
                 )
             parts.append(each.grad)
-        _add_up(parts)
+        if len(self._ranks.members) > 1:
+            _add_up(parts, self._ranks)
         for each, before in zip(trained, self._before, strict=True):
             if before is not None:
                 each.grad = before if each.grad is None else before.add_(each.grad)
@@ -104,14 +104,14 @@ class Gradients:
         return [each for each in self._named.values() if each.requires_grad]
 
 
-def _add_up(gradients: Sequence[torch.Tensor]) -> None:
+def _add_up(gradients: Sequence[torch.Tensor], ranks: Ranks) -> None:
     """Over all ranks, in buckets of which one is filled while another travels."""
     sent: list[tuple[list[torch.Tensor], torch.Tensor, Any]] = []
     bucket: list[torch.Tensor] = []
 
     def send() -> None:
         flat = torch.cat([each.reshape(-1) for each in bucket])
-        sent.append((list(bucket), flat, dist.all_reduce(flat, async_op=True)))
+        sent.append((list(bucket), flat, ranks.begin_adding_up(flat)))
         bucket.clear()
 
     for each in gradients:

@@ -26,8 +26,10 @@ from paceline.run import RunDirectory, create_run, open_run, write_whole
 from paceline.schema import Config, NodePlan, Plan, write_json
 from paceline.schema.checkpoint import fixed_settings, newest_good, other_settings
 from paceline.schema.codec import encode
+from paceline.schema.legs import Leg, cut_at, read_legs
 from paceline.schema.plain import checked
 from paceline.training.checkpoint import FILES, Checkpoints, Position, TrainState
+from paceline.workflow.legs import write_legs
 
 OWN = ".pace"
 """Where a checkpoint has what belongs to no parameter: no parameter's name begins with a dot."""
@@ -66,19 +68,26 @@ def _joined(things: Sequence[Any]) -> str:
     return object_name(type(things[0]) if len(things) == 1 else [type(each) for each in things])
 
 
-def planned(ranks: Ranks, shares: Sequence[float], batch: int | None) -> Plan:
-    """Who computes what, as plan.json says it; every rank calls it."""
-    found = ranks.gather([socket.gethostname(), torch.get_num_threads()])
+def found_seats(ranks: Ranks) -> list[Any]:
+    """Host and threads of every rank; each calls it."""
+    return ranks.gather([socket.gethostname(), torch.get_num_threads()])
+
+
+def planned(
+    seats: Sequence[Any], members: Sequence[int], shares: Sequence[float], batch: int | None
+) -> Plan:
+    """Who computes what, as plan.json says it; `shares` are those of the members."""
     nodes: list[NodePlan] = []
-    for host in dict.fromkeys(host for host, _ in found):
-        members = [number for number, (other, _) in enumerate(found) if other == host]
+    by_rank = dict(zip(members, shares, strict=True))
+    for host in dict.fromkeys(seats[member][0] for member in members):
+        here = [member for member in members if seats[member][0] == host]
         nodes.append(
             NodePlan(
                 host=host,
-                strategy="processes" if len(members) > 1 else "threads",
-                share=sum(shares[number] for number in members),
-                processes=len(members),
-                threads=found[members[0]][1],
+                strategy="processes" if len(here) > 1 else "threads",
+                share=sum(by_rank[member] for member in here),
+                processes=len(here),
+                threads=sum(seat[1] for seat in seats if seat[0] == host) // len(here),
             )
         )
     return Plan(nodes=tuple(nodes), batch_size=batch or 1, reason="a loop of the script's own")
@@ -92,6 +101,8 @@ class Keeper:
         self.checkpoints = Checkpoints(run.checkpoints, KEPT)
         self.metrics = MetricsFile(run.metrics)
         self.best: float | None = None
+        self.before: list[Leg] = read_legs(run.legs)
+        """Of a run that is continued."""
         self.started = time.perf_counter()
 
     def note(self, line: dict[str, Any]) -> bool:
@@ -104,6 +115,11 @@ class Keeper:
         better = self.best is None or (value > self.best if higher else value < self.best)
         self.best = value if better else self.best
         return better
+
+    def note_legs(self, legs: Sequence[Leg]) -> None:
+        """legs.jsonl: those of an interrupted run, and those since."""
+        first = legs[0].first if legs else 0
+        write_legs(self.run, [*cut_at(self.before, first), *legs])
 
     def save(
         self, epoch: int, update: int, model: dict[str, Any], state: OptimizerState, *, best: bool

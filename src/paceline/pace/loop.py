@@ -13,23 +13,18 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from paceline.config.environment import given_shares
-from paceline.errors import ConfigError, RunDirectoryError, UnsupportedError, UserError
+from paceline.errors import ConfigError, RunDirectoryError, UserError
 from paceline.integrations.shares import Shares, span_of
-from paceline.local.state import OwnOptimizer
 from paceline.local.steps import SUM, measured, sum_and_count
 from paceline.observe.recorder import make_recorder
 from paceline.pace.batches import Batches
-from paceline.pace.gradients import Gradients, check_trainable, share_statistics
 from paceline.pace.keeping import (
     OWN,
     Keeper,
     described,
-    load_models,
-    load_optimizers,
-    model_state,
+    found_seats,
     of_this_loop,
     open_keeper,
-    optimizer_states,
     own_state,
     planned,
     random_state,
@@ -37,12 +32,13 @@ from paceline.pace.keeping import (
     set_random_state,
     spread_checkpoint,
 )
+from paceline.pace.legs import Legs
 from paceline.pace.meter import Meter
+from paceline.pace.prepared import Prepared
 from paceline.pace.ranks import Ranks
 from paceline.run import RunDirectory
 from paceline.schema import RankContext
 from paceline.schema.config import Train
-from paceline.training.optimizers import needs_closure
 from paceline.training.shares import rebalanced
 
 
@@ -67,30 +63,32 @@ class Pace:
         resume: bool | None = None,
         shares: Sequence[float] | None = None,
         exact: bool = True,
+        legs: bool = False,
         monitor: str = "auto",
     ) -> None:
         """`run`: the run directory, which is continued where it has a checkpoint; a new one under
         runs/ when left out. `resume`: True insists on a checkpoint (of runs/latest, without
         `run`), False on a new run. `shares`: one number per rank; by speed when left out.
-        `exact`: BatchNorm over the whole batch. `monitor`: what makes an epoch the best, as
-        "loss:min"."""
+        `exact`: BatchNorm over the whole batch. `legs`: ranks may stand by while that is faster,
+        since the loop keeps nothing from batch to batch but what was prepared. `monitor`: what
+        makes an epoch the best, as "loss:min"."""
         Train(monitor=monitor)  # refuses what is no name of anything
         self._ranks = Ranks()
         self._where, self._resume = Path(run) if run is not None else None, resume
         self._exact, self._monitor = exact, monitor
         self._follows_speed = shares is None and given_shares() is None
         self._shares = Shares(shares).numbers()
-        self._gradients = Gradients(self._ranks)
+        self._prepared = Prepared(self._ranks)
         self._meter = Meter(self._ranks)
         self._working = self._meter.working
-        self._models: list[nn.Module] = []
-        self._optimizers: list[torch.optim.Optimizer] = []
-        self._states: list[OwnOptimizer] = []
         self._loaders: list[Batches] = []
-        self._others: list[Any] = []
-        self._more: dict[str, torch.Tensor] = {}
+        self._legs: Legs | None = None
+        if legs and self.ranks > 1:
+            self._legs = Legs(self._ranks, self._meter, self._prepared.hand_over, self._shares,
+                              self.print, follow=self._follows_speed)  # fmt: skip
         self._keeper: Keeper | None = None
         self._stopped = False
+        self._done = 0
 
     # --- who we are -----------------------------------------------------------
 
@@ -123,37 +121,28 @@ class Pace:
         if self._keeper is not None:
             raise UserError("pace.prepare comes before pace.epochs: hand everything over there")
         for model in (each for each in things if isinstance(each, nn.Module)):
-            self._add_model(model)
-        prepared = [self._prepared(each) for each in things]
-        self._check_same()
-        tensors = [*self._gradients.named.values()]
-        for model in self._models:
-            tensors += list(model.buffers())
-        self._ranks.spread(tensors)
+            self._prepared.add_model(model, exact=self._exact)
+            if self._legs is not None:
+                self._legs.bodies.watch(model)
+        prepared = [self._prepare(each) for each in things]
+        self._prepared.check_same()
+        self._prepared.spread()
         if self.rank:  # noise and dropout of another part of the batch are other numbers
             torch.manual_seed((torch.initial_seed() + self.rank) % 2**63)
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
-    def _add_model(self, model: nn.Module) -> None:
-        check_trainable(model)
-        before = f"{len(self._models)}."
-        self._models.append(model)
-        for name, parameter in model.named_parameters():
-            self._gradients.add(f"{before}{name}", parameter)
-        if self._exact:
-            share_statistics(model, self._ranks)
-
-    def _prepared(self, thing: Any) -> Any:
+    def _prepare(self, thing: Any) -> Any:
         if isinstance(thing, nn.Module):
             return thing
         if isinstance(thing, torch.optim.Optimizer):
             self._add_optimizer(thing)
             return thing
         if isinstance(thing, DataLoader):
-            self._loaders.append(Batches(thing, self._ranks, self._shares, self._working))
-            return self._loaders[-1]
+            found = Batches(thing, self._ranks, self._shares, self._working, self._legs)
+            self._loaders.append(found)
+            return found
         if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
-            self._others.append(thing)
+            self._prepared.others.append(thing)
             return thing
         raise ConfigError(
             f"pace.prepare was given a {type(thing).__name__}: it takes models, optimizers,"
@@ -161,29 +150,20 @@ class Pace:
         )
 
     def _add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        if self.ranks > 1 and needs_closure(optimizer):
-            raise UnsupportedError(
-                f"{type(optimizer).__name__} decides by each rank's own loss what to do next (its"
-                " step() needs a closure): use one whose step() takes gradients, or one rank"
-            )
-        # What belongs to no model (a learned temperature) is trained all the same.
-        for place, group in enumerate(optimizer.param_groups):
-            for number, parameter in enumerate(group["params"]):
-                name = f"optimizer{len(self._optimizers)}.{place}.{number}"
-                if self._gradients.add(name, parameter):
-                    self._more[name] = parameter
-        if not self._optimizers:
+        number = len(self._prepared.optimizers)
+        self._prepared.add_optimizer(optimizer)
+        if not number:
             optimizer.register_step_post_hook(lambda *_: self._meter.updated())
-        self._optimizers.append(optimizer)
-        self._states.append(OwnOptimizer(optimizer, self._gradients.named.items()))
+        if self._legs is not None:
+            bodies = self._legs.bodies
+            optimizer.register_step_pre_hook(lambda which, *_: bodies.updates(number, which))
 
-    def _check_same(self) -> None:
-        mine = [f"{name} {list(p.shape)} {p.dtype}" for name, p in self._gradients.named.items()]
-        if any(other != mine for other in self._ranks.gather(mine)):
-            raise UserError(
-                "the ranks have prepared different models: build them from the same arguments on"
-                " every rank"
-            )
+    def _together(self, what: str) -> None:
+        """Something begins that every rank does."""
+        if self._legs is not None:
+            self._legs.settle()
+            self._legs.agree(what)
+            self._legs.bodies.note(what)
 
     def part(self, whole: torch.Tensor, dim: int = 0) -> torch.Tensor:
         """This rank's part of a tensor that every rank has whole: rows, or columns with dim=1.
@@ -191,6 +171,11 @@ class Pace:
         Where ranks have different numbers (each drew its own) the first one's count. Every rank
         calls it.
         """
+        if self._legs is not None:
+            raise ConfigError(
+                "pace.part gives each rank a part of its own, which a rank that stands by would"
+                " leave behind: use Pace(legs=False)"
+            )
         whole = self._ranks.of_first(whole)
         begin, end = span_of(whole.shape[dim], self._shares, self.rank)
         found = whole.narrow(dim, begin, end - begin)
@@ -202,6 +187,7 @@ class Pace:
 
         Every rank calls it.
         """
+        self._together("save")
         place = Path(path)
 
         def write() -> None:
@@ -222,6 +208,9 @@ class Pace:
         `weight`: by what the loss is a mean, if not by the samples of the loader's batch (tokens,
         the sum of class weights), or "sum" for a loss that is a sum.
         """
+        if self._legs is not None:
+            self._legs.settle()
+            self._legs.agree("backward")
         found = measured({"loss": loss, "weight": weight}, "the loop")
         part = self._working.part() if found.weight is None else None
         self._meter.trained_on(part)
@@ -231,7 +220,7 @@ class Pace:
         else:
             self._backward(loss, self._factor(found.weight, part), options)
         self._working.since = self._meter.last = time.perf_counter()
-        if not self._optimizers:
+        if not self._prepared.optimizers:
             self._meter.updated()
 
     def _factor(self, weight: Any, part: Any) -> float:
@@ -250,11 +239,13 @@ class Pace:
         return float(weight) / total if total else 0.0
 
     def _backward(self, loss: torch.Tensor, factor: float, options: dict[str, Any]) -> None:
-        began = time.perf_counter()
-        self._gradients.backward(loss, factor, **options)
+        began, gradients = time.perf_counter(), self._prepared.gradients
+        if self._legs is not None:
+            self._legs.bodies.takes_gradients(gradients.named.values())
+        gradients.backward(loss, factor, **options)
         self._meter.computed(time.perf_counter() - began)
         with self._meter.recorder.span("exchange", update=self._meter.updates, detail="gradients"):
-            self._gradients.add_up()
+            gradients.add_up()
 
     def log(self, *, weight: Any = None, **values: Any) -> None:
         """Into this epoch's line of metrics.jsonl, as exact means over all batches and ranks.
@@ -272,6 +263,7 @@ class Pace:
 
         Every rank calls it.
         """
+        self._together("mean")
         total, count = self._ranks.sum(self._sum_and_count(value, "mean", weight))
         return total / count if count else float("nan")
 
@@ -280,6 +272,7 @@ class Pace:
 
         Every rank calls it.
         """
+        self._together("sum")
         sums = self._ranks.sum(float(value) for value in values)
         found = [
             int(total) if _is_whole(value) else total
@@ -305,14 +298,16 @@ class Pace:
         numbers = range(*arguments)
         done = self._begin(len(numbers))
         for number in numbers[done:]:
+            self._done = done
             self._meter.begin_epoch()
             try:
                 yield number
             except GeneratorExit:
-                self.print("paceline: the loop was left with break: the epoch is not saved, as it"
-                           " would be with pace.stop()")  # fmt: skip
+                self.print("paceline: the loop was left before the end of an epoch, which is not"
+                           " saved; with pace.stop() it is")  # fmt: skip
                 raise
             done += 1
+            self._together("epoch")
             self._end_epoch(done)
             if self._ranks.sum([float(self._stopped)])[0]:
                 break
@@ -327,10 +322,12 @@ class Pace:
         if self._keeper is not None or self._stopped:
             raise UserError("pace.epochs is for one loop: use another Pace for another training")
         batch = next((each.batch_size for each in self._loaders if each.batch_size), None)
-        plan = planned(self._ranks, self._shares, batch)
+        seats = found_seats(self._ranks)
+        plan = planned(seats, self._ranks.everyone, self._shares, batch)
         config = described(
-            script_name(), self._models, self._optimizers, self._loaders, epochs, self._monitor
-        )
+            script_name(), self._prepared.models, self._prepared.optimizers, self._loaders, epochs,
+            self._monitor,
+        )  # fmt: skip
         opened: list[tuple[Keeper, Path | None]] = []
 
         def open_first() -> list[str]:
@@ -346,22 +343,25 @@ class Pace:
             folder = RunDirectory(Path(place)).rank(self.rank)
             self._meter.recorder = make_recorder(folder, context)
             self._meter.recorder.ready()
+        if self._legs is not None:
+            self._legs.planned = lambda members, shares: planned(seats, members, shares, batch)
+            self._legs.kept = keeper.note_legs
+            self._legs.batches_left = lambda batches: batches * (epochs - self._done - 1)
         if found is None:
             return 0
         state, model, optimizer = found
         self._restore(model, optimizer)
         self._meter.updates = state.position.update
+        if self._legs is not None:
+            self._legs.position = state.position.update
         self.print(f"paceline: continuing {place} after epoch {state.position.epoch}")
         return state.position.epoch
 
     def _restore(self, model: dict[str, Any], optimizer: dict[str, dict[str, Any]]) -> None:
         generators = [each for loader in self._loaders for each in loader.generators]
-        own = own_state(optimizer.pop(OWN, None), len(self._others), len(generators))
-        load_models(self._models, self._more, model)
-        load_optimizers(self._states, optimizer)
+        own = own_state(optimizer.pop(OWN, None), len(self._prepared.others), len(generators))
+        self._prepared.load(model, optimizer, own["others"])
         with of_this_loop():
-            for thing, state in zip(self._others, own["others"], strict=True):
-                thing.load_state_dict(state)
             for generator, state in zip(generators, own["generators"], strict=True):
                 generator.set_state(torch.tensor(state, dtype=torch.uint8))
             if self.rank < len(own["random"]):
@@ -374,7 +374,7 @@ class Pace:
         keeper = self._keeper
         assert keeper is not None
         if not self._exact:  # statistics of each rank's own part: the first one's are kept
-            self._ranks.spread(b for model in self._models for b in model.buffers())
+            self._ranks.spread(self._prepared.buffers())
         shares = [round(share / sum(self._shares), 4) for share in self._shares]
         line = {"epoch": done, **self._meter.line(), "shares": shares}
         self._follow_speeds()
@@ -383,31 +383,31 @@ class Pace:
             return
         generators = [each for loader in self._loaders for each in loader.generators]
         own = {
-            "others": [thing.state_dict() for thing in self._others],
+            "others": [thing.state_dict() for thing in self._prepared.others],
             "generators": [each.get_state().tolist() for each in generators],
             "random": randoms,
             "shares": list(self._shares),
         }
         with self._meter.recorder.span("checkpoint"):
             best = keeper.note(line)
-            state = optimizer_states(self._states) | {OWN: own}
-            model = model_state(self._models, self._more)
-            keeper.save(done, self._meter.updates, model, state, best=best)
-            keeper.summarize(done, self._meter.updates, self._parameters, finished=False)
+            state = self._prepared.optimizer_state() | {OWN: own}
+            keeper.save(done, self._meter.updates, self._prepared.model_state(), state, best=best)
+            parameters = self._prepared.parameters
+            keeper.summarize(done, self._meter.updates, parameters, finished=False)
 
     def _finish(self, done: int, *, finished: bool) -> None:
         self._meter.recorder.close()
         if self.is_first and self._keeper is not None:
-            self._keeper.summarize(done, self._meter.updates, self._parameters, finished=finished)
+            parameters = self._prepared.parameters
+            self._keeper.summarize(done, self._meter.updates, parameters, finished=finished)
             self._keeper.run.unlock()
             self.print(f"paceline: {done} epochs, {self._keeper.run.path}")
 
-    @property
-    def _parameters(self) -> int:
-        return sum(each.numel() for each in self._gradients.named.values())
-
     def _follow_speeds(self) -> None:
         """Give slower ranks less of every batch of the next epoch, where that is worth it."""
+        if self._legs is not None:
+            self._divide(self._legs.shares)
+            return
         speeds = [float(each) for each in self._ranks.gather(self._meter.speed)]
         changed = rebalanced(self._shares, speeds) if self._follows_speed else None
         if changed is not None and max(speeds) > NOTEWORTHY * min(speeds):

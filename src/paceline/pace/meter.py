@@ -9,8 +9,8 @@ from typing import Any
 from paceline.errors import ConfigError
 from paceline.observe.metrics import Tally
 from paceline.observe.recorder import Recorder
-from paceline.pace.batches import Working
 from paceline.pace.ranks import Ranks
+from paceline.pace.working import Working
 
 
 class Meter:
@@ -22,6 +22,8 @@ class Meter:
         self.recorder = Recorder()
         """Into the run directory, where this rank has one."""
         self.updates = 0
+        self.busy = 0.0
+        """Seconds that this rank has computed since it was started."""
         self._counted = 0
         self.begin_epoch()
 
@@ -38,6 +40,7 @@ class Meter:
     def computed(self, seconds: float) -> None:
         """Until now."""
         self._busy += seconds
+        self.busy += seconds
         self.recorder.add("compute", time.perf_counter() - seconds, seconds, update=self.updates)
 
     def trained_on(self, part: Any) -> None:

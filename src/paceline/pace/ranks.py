@@ -28,40 +28,74 @@ class Ranks:
         grouped = dist.is_initialized()
         self.rank = dist.get_rank() if grouped else 0
         self.size = dist.get_world_size() if grouped else 1
+        self.members: tuple[int, ...] = tuple(range(self.size))
+        """Who works now, the first rank always; the others wait in their loaders."""
+        self._groups: dict[tuple[int, ...], Any] = {self.members: None}
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
 
+    @property
+    def everyone(self) -> tuple[int, ...]:
+        return tuple(range(self.size))
+
+    @property
+    def place(self) -> int:
+        """This rank's among those who work now."""
+        return self.members.index(self.rank)
+
+    def make_team(self, members: tuple[int, ...]) -> None:
+        """Some ranks that may work without the others; every rank calls it, in the same order."""
+        if members not in self._groups:
+            self._groups[members] = dist.new_group(list(members)) if len(members) > 1 else None
+
+    def use(self, members: tuple[int, ...]) -> None:
+        """Let all that follows be among these ranks, a team that was made."""
+        assert members in self._groups, "make_team comes first"
+        self.members = members
+
+    @property
+    def _group(self) -> Any:
+        return self._groups[self.members]
+
+    @property
+    def _is_alone(self) -> bool:
+        return len(self.members) == 1
+
     def sum(self, numbers: Iterable[float]) -> list[float]:
         """Each number added up over all ranks."""
         found = torch.tensor(list(numbers), dtype=torch.float64)
-        if self.size > 1 and found.numel():
-            dist.all_reduce(found)
+        if found.numel():
+            self.add_up(found)
         return [float(number) for number in found]
 
     def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor added up over all ranks, in place."""
-        if self.size > 1:
-            dist.all_reduce(tensor)
+        if not self._is_alone:
+            dist.all_reduce(tensor, group=self._group)
         return tensor
+
+    def begin_adding_up(self, tensor: torch.Tensor) -> Any:
+        """As `add_up`, but done only when what it returns was waited for."""
+        return dist.all_reduce(tensor, group=self._group, async_op=True)
 
     def spread(self, tensors: Iterable[torch.Tensor]) -> None:
         """The first rank's values into everybody's tensors."""
-        if self.size == 1:
+        if self._is_alone:
             return
         for tensor in tensors:
             plain = tensor.detach()
             if plain.is_contiguous():
-                dist.broadcast(plain, 0)
+                dist.broadcast(plain, 0, group=self._group)
             else:
                 copy = plain.contiguous()
-                dist.broadcast(copy, 0)
+                dist.broadcast(copy, 0, group=self._group)
                 plain.copy_(copy)
 
     def of_first(self, tensor: torch.Tensor) -> torch.Tensor:
         """The first rank's tensor on every rank; it only travels where they differ."""
-        if self.size == 1:
+        if self._is_alone:
             return tensor
         plain = tensor.detach().cpu().contiguous()
         content: Any = plain.reshape(-1).view(torch.uint8).numpy()
@@ -75,33 +109,33 @@ class Ranks:
         if all(other == mine for other in found):
             return tensor
         copy = plain.clone()
-        dist.broadcast(copy, 0)
+        dist.broadcast(copy, 0, group=self._group)
         return copy.to(tensor.device)
 
     def spread_bytes(self, content: bytes) -> bytes:
         """The first rank's bytes, on every rank."""
-        if self.size == 1:
+        if self._is_alone:
             return content
         length = torch.tensor([len(content)], dtype=torch.int64)
-        dist.broadcast(length, 0)
+        dist.broadcast(length, 0, group=self._group)
         buffer = torch.zeros(max(1, int(length)), dtype=torch.uint8)
         if self.is_first and content:
             buffer.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-        dist.broadcast(buffer, 0)
+        dist.broadcast(buffer, 0, group=self._group)
         return bytes(buffer.numpy())[: int(length)]
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, which JSON can hold, in the order of ranks."""
-        if self.size == 1:
+        if self._is_alone:
             return [value]
         mine = json.dumps(value).encode()
-        lengths = torch.zeros(self.size, dtype=torch.int64)
-        lengths[self.rank] = len(mine)
-        dist.all_reduce(lengths)
+        lengths = torch.zeros(len(self.members), dtype=torch.int64)
+        lengths[self.place] = len(mine)
+        self.add_up(lengths)
         # As rows of one table that is added up: parts of different lengths need no other operation.
-        table = torch.zeros(self.size, int(lengths.max()), dtype=torch.int32)
-        table[self.rank, : len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-        dist.all_reduce(table)
+        table = torch.zeros(len(self.members), int(lengths.max()), dtype=torch.int32)
+        table[self.place, : len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        self.add_up(table)
         rows = table.to(torch.uint8).numpy()
         return [
             json.loads(bytes(row)[:length])
@@ -113,7 +147,7 @@ class Ranks:
 
         Others would wait for ever for a rank that has given up.
         """
-        if self.size == 1:
+        if self._is_alone:
             return work()
         found: dict[str, Any] = {}
         if self.is_first:

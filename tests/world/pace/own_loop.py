@@ -14,16 +14,19 @@ from torch.nn import functional
 from torch.utils.data import (
     DataLoader,
     IterableDataset,
+    Sampler,
     TensorDataset,
     WeightedRandomSampler,
     get_worker_info,
 )
 
 import paceline
+import paceline.pace.legs
+from paceline.plan.pilot import Decision, Knowledge
 
 KINDS = (
     "samples", "ignored", "sum", "accumulated", "norm", "gan", "shuffled", "own_parameter",
-    "stream", "drawn",
+    "stream", "drawn", "uneven",
 )  # fmt: skip
 
 
@@ -35,6 +38,21 @@ class Stream(IterableDataset[Any]):
         first, every = (worker.id, worker.num_workers) if worker else (0, 1)
         whole = data()
         return (whole[number] for number in range(first, len(whole), every))
+
+
+class Uneven(Sampler[list[int]]):
+    """Batches of 4 to 16 samples, of a generator that is the same on every rank."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(5)
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Any:
+        order = torch.randperm(70, generator=self.generator).tolist()
+        return iter([order[at : at + size] for at, size in ((0, 16), (16, 5), (21, 9), (30, 16),
+                                                            (46, 4), (50, 13))])  # fmt: skip
 
 
 class Plain:
@@ -93,6 +111,8 @@ def train(pace: Any, kind: str, epochs: int, stop: int | None) -> dict[str, torc
     elif kind == "drawn":
         sampler = WeightedRandomSampler([0.5, 1.0] * 35, 64, generator=torch.Generator())
         loader = DataLoader(data(), batch_size=16, sampler=sampler)
+    elif kind == "uneven":
+        loader = DataLoader(data(), batch_sampler=Uneven())
     model, optimizer, scheduler, loader = pace.prepare(model, optimizer, scheduler, loader)
     for epoch in pace.epochs(epochs):
         for number, (inputs, classes, _) in enumerate(loader):
@@ -138,6 +158,17 @@ def train_gan(pace: Any, epochs: int) -> dict[str, torch.Tensor]:
     }
 
 
+def switch_every(updates: int) -> None:
+    """Have the pilot name one team after the other, whatever is fast."""
+
+    def next_leg(known: Knowledge) -> Decision:
+        names = [option.name for option in known.options]
+        name = names[-1 - len(known.legs) % len(names)]
+        return Decision(name=name, updates=updates, role="trial", best=names[-1])
+
+    paceline.pace.legs.next_leg = next_leg  # type: ignore[attr-defined]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=KINDS)
@@ -147,11 +178,16 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--run")
     parser.add_argument("--shares", type=lambda text: [float(word) for word in text.split(",")])
+    parser.add_argument("--legs", action="store_true")
+    parser.add_argument("--switch", type=int, help="another team every so many batches")
     options = parser.parse_args()
     torch.manual_seed(3)
     pace: Any = Plain()
     if not options.plain:
-        pace = paceline.Pace(run=options.run, shares=options.shares)
+        legs = options.legs or options.switch is not None
+        if options.switch:
+            switch_every(options.switch)
+        pace = paceline.Pace(run=options.run, shares=options.shares, legs=legs)
     if options.kind == "gan":
         found = train_gan(pace, options.epochs)
     else:
