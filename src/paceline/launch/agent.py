@@ -434,7 +434,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--to", required=True, help="ADDRESS:PORT[,ADDRESS:PORT] of the launcher")
     parser.add_argument("--node", type=int, help="which node this is; else whoever started it says")
     parser.add_argument("--first-node", type=int, help="of this host; torchrun counts from there")
+    parser.add_argument("--parent", type=int, help="the process to end with, if it started this")
     options = parser.parse_args(arguments)
+    if options.parent is not None:
+        die_with_parent(options.parent)
     node = options.node
     if options.first_node is not None:
         node = options.first_node + local_place()
