@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from paceline.config.environment import passed_variables
+from paceline.config.environment import passed_variables, spark_python
 from paceline.errors import LostError, UnsupportedError, UserError
 from paceline.launch.engines import Command, Engine, Launch, Running, StartedProcesses, tail
 from paceline.launch.inspection import FACTS, Inspection, apart, with_remedy
@@ -70,7 +70,11 @@ class ClusterEngine(Engine):
 
     def _command(self, told: str = "") -> Command:
         words = [sys.executable, "-m", self.program, self.option, self.address]
-        return Command(label=self.name, words=words, told=told)
+        return Command(label=self.name, words=words, told=told, variables=self.variables())
+
+    def variables(self) -> dict[str, str]:
+        """What the driver must find in its environment."""
+        return {}
 
     def survey(self, survey: Survey) -> tuple[Hosts, Inspection]:
         """The hosts of the cluster and what they say of themselves.
@@ -176,6 +180,9 @@ class SparkEngine(ClusterEngine):
     package = "PySpark"
     module = "pyspark"
     option = "--master"
+
+    def variables(self) -> dict[str, str]:
+        return spark_python()
 
 
 class Driver(StartedProcesses):
