@@ -8,8 +8,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from paceline.lab import Lab
 from paceline.lab.process import LabProcess
@@ -17,6 +18,8 @@ from paceline.lab.process import LabProcess
 BIN = Path(sys.executable).parent
 PORT = 6379
 MASTER_PORT = 7077
+# A JVM that starts fast matters here more than one that runs fast.
+JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class TestedCluster:
@@ -24,6 +27,8 @@ class TestedCluster:
 
     __test__ = False
     engine = ""
+    environment: Mapping[str, str] = MappingProxyType({})
+    """For what trains on it."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -38,10 +43,14 @@ class TestedCluster:
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
-    def start(self, name: str, words: list[str], host: str, env: dict[str, str]) -> None:
+    def start(self, name: str, words: list[str], host: str, env: Mapping[str, str]) -> None:
         with self.log(name).open("wb") as output:
             stream = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
             self.daemons.append(self.lab.start(words, on=host, env=env, **stream))
+
+    def run(self, words: list[str]) -> subprocess.CompletedProcess[bytes]:
+        """A command on the first host, to its end."""
+        return self.lab.run(words, env=self.environment, capture_output=True, timeout=900)
 
     def await_log(self, name: str, pattern: str) -> None:
         wait(lambda: re.search(pattern, self.log(name).read_text()), self.log(name))
@@ -55,7 +64,7 @@ class RayCluster(TestedCluster):
     """`ray start --head` on the first host, `ray start --address` on the others."""
 
     engine = "ray"
-    environment = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}  # noqa: RUF012
+    environment = MappingProxyType({"RAY_USAGE_STATS_ENABLED": "0"})
 
     def open(self) -> RayCluster:
         first, *others = self.lab.addresses
@@ -84,6 +93,11 @@ class SparkCluster(TestedCluster):
 
     def open(self) -> SparkCluster:
         self.first = next(iter(self.lab.addresses))
+        settings = [f"spark.{kind}.extraJavaOptions {JAVA}\n" for kind in ("driver", "executor")]
+        (self.folder / "spark-defaults.conf").write_text(
+            "".join([*settings, "spark.driver.memory 512m\n"])
+        )
+        self.environment = {"SPARK_CONF_DIR": str(self.folder)}
         address = self.lab.addresses[self.first]
         port = ["--port", str(MASTER_PORT), "--webui-port", "8080"]
         self.daemon("master", self.first, ["master.Master", "--host", address, *port])
@@ -107,6 +121,7 @@ class SparkCluster(TestedCluster):
             "SPARK_HOME": str(home),
             "SPARK_LOCAL_DIRS": str(self.folder / f"local-{host}"),
             "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": JAVA,
             "PYSPARK_PYTHON": sys.executable,
         }
         self.start(name, [*line, *words[1:]], host, env)

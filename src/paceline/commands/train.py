@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from paceline.api import HostsRequest
     from paceline.schema.legs import Leg
 
-OF_ENGINE = {"--address": "--engine ray", "--master": "--engine spark"}
+OF_ENGINE = {"--address": "ray", "--master": "spark"}
+"""Options that say where a cluster is, and the engine of each."""
 
 
 class TrainCommand(click.Command):
@@ -55,7 +56,9 @@ class TrainCommand(click.Command):
 @click.option(
     "--nodes", type=click.IntRange(min=1), help="For slurm, ray, spark: how many nodes to ask for."
 )
-@click.option("--address", metavar="ADDRESS", help="Of the Ray cluster; auto: the one of this host.")
+@click.option(
+    "--address", metavar="ADDRESS", help="Of the Ray cluster; auto: the one of this host."
+)
 @click.option("--master", metavar="URL", help="Of the Spark cluster, as spark://host:7077.")
 @click.option("--slurm", "slurm_text", default="", metavar="OPTIONS", help="For sbatch or srun.")
 @click.option(
@@ -225,15 +228,17 @@ def hosts_request(
         engine_class(name)
     if name == LOCAL and hosts is not None:
         raise ConfigError(f"--engine local is this machine alone: leave --hosts {hosts} out")
+    options = cluster or {}
+    for option, owner in OF_ENGINE.items():
+        if options.get(option) is not None and name != owner:
+            raise ConfigError(f"{option} belongs to --engine {owner}: leave it out")
     if finds_hosts(name):
         from paceline.workflow.clusters import cluster_request
 
         if slurm:
             raise ConfigError(f"--slurm belongs to --engine slurm: leave it out with {name}")
-        return cluster_request(engine or "", hosts=hosts, nodes=nodes, options=cluster or {})
-    for option, value in (cluster or {}).items():
-        if value is not None:
-            raise ConfigError(f"{option} belongs to {OF_ENGINE[option]}: leave it out")
+        address = next(filter(None, options.values()), None)
+        return cluster_request(name, hosts=hosts, nodes=nodes, address=address)
     allocation = slurm_allocation()
     inside = allocation is not None and hosts is None and name in ("auto", "slurm")
     if name == LOCAL or (hosts is None and not inside and name == "auto"):

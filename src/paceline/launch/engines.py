@@ -97,6 +97,8 @@ class Engine(ABC):
     """What carries the bytes between nodes."""
     places_nodes: ClassVar[bool] = False
     """The engine decides which host a node is on; agents tell."""
+    outlives_a_loss: ClassVar[bool] = True
+    """What it has started goes on when one of its hosts is lost."""
     finds_hosts: ClassVar[bool] = False
     """It has a cluster, which names the hosts before anything is started."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from paceline.errors import ConfigError, LostError, UserError, shown
@@ -60,9 +59,9 @@ def on_cluster(start: TrainingStart, make: MakesSession) -> Session:
 
 
 def cluster_request(
-    engine: str, *, hosts: str | None, nodes: int | None, options: Mapping[str, str | None]
+    engine: str, *, hosts: str | None, nodes: int | None, address: str | None
 ) -> HostsRequest:
-    """What is said of a cluster; `options`: where it is, by the option of each kind of cluster."""
+    """What is said of a cluster, which names its hosts itself."""
     cls = engine_class(engine)
     assert issubclass(cls, ClusterEngine)
     if hosts is not None:
@@ -70,12 +69,10 @@ def cluster_request(
             f"the cluster of engine {engine!r} names its hosts itself: leave hosts {shown(hosts)}"
             " out, and say how many with --nodes"
         )
-    for option, value in options.items():
-        if value is not None and option != cls.option:
-            raise ConfigError(f"{option} is not for engine {engine!r}: it has {cls.option}")
-    address = options.get(cls.option)
     if address is None and cls is SparkEngine:
-        raise ConfigError(f"engine {engine!r} must know its cluster: {cls.option} spark://host:7077")
+        raise ConfigError(
+            f"engine {engine!r} must know its cluster: {cls.option} spark://host:7077"
+        )
     return HostsRequest(
         hosts=Hosts(), engine=engine, options=(address,) if address else (), nodes=nodes
     )

@@ -64,9 +64,11 @@ def _surveyed(cluster: Cluster, survey: Table) -> Table:
         found = cluster.hosts(survey)
     except PacelineError as error:
         return {"error": str(error)}
-    except Exception as error:  # of a client that is not ours: its last line says it best
+    except Exception as error:  # of a client that is not ours: Java's follows a colon
+        say(str(error))
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return {"error": f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"}
+        lines = [line for line in lines if line.startswith(": ")] or lines or ["no reason given"]
+        return {"error": f"{type(error).__name__}: {lines[0].removeprefix(': ')[:600]}"}
     here = set(own_addresses())
     # The first node writes what all share: best where the launcher sees it.
     found.sort(key=lambda host: not resolved(host["address"]) & here)

@@ -22,7 +22,7 @@ from paceline.schema.plain import ONE_LINE, checked, parse_json
 
 ANSWER_SECONDS = 45.0
 """How long a host of the cluster has to say what it is ..."""
-CONNECT_SECONDS = 120.0
+CONNECT_SECONDS = 300.0
 """... and the cluster to let us in and name its hosts."""
 FOUND = {"hosts": [{"name": ONE_LINE, "address": ONE_LINE, "cpus": int, "facts": {}}]}
 
@@ -58,6 +58,14 @@ class ClusterEngine(Engine):
         self._driver: Driver | None = None
 
     def command_lines(self, launch: Launch) -> list[Command]:
+        addresses = {place.host.network_address: place.host.name for place in launch.places}
+        survey = _question(Survey(run=launch.run, wanted={}, only=addresses))
+        late = launch.places[0].node
+        label = f"{self.name}-{late}" if late else self.name
+        return [self._command(label, survey + self._order(launch))]
+
+    def _order(self, launch: Launch) -> str:
+        """What the driver is told to start."""
         agents = [
             {"node": place.node, "address": place.host.network_address} for place in launch.places
         ]
@@ -66,11 +74,11 @@ class ClusterEngine(Engine):
             "words": launch.agent()[2:],
             "variables": {**passed_variables(), **launch.variables},
         }
-        return [self._command(json.dumps(order) + "\n")]
+        return json.dumps(order) + "\n"
 
-    def _command(self, told: str = "") -> Command:
+    def _command(self, label: str, told: str = "") -> Command:
         words = [sys.executable, "-m", self.program, self.option, self.address]
-        return Command(label=self.name, words=words, told=told, variables=self.variables())
+        return Command(label=label, words=words, told=told, variables=self.variables())
 
     def variables(self) -> dict[str, str]:
         """What the driver must find in its environment."""
@@ -86,7 +94,7 @@ class ClusterEngine(Engine):
                 f"engine {self.name!r} needs {self.package}, which is not installed here: pip"
                 f" install 'paceline[{self.name}]'"
             )
-        self._driver = Driver(self._command(), survey.run)
+        self._driver = Driver(self._command(self.name), survey.run)
         try:
             return self._surveyed(self._driver, survey)
         except BaseException:
@@ -96,15 +104,7 @@ class ClusterEngine(Engine):
     def _surveyed(self, driver: Driver, survey: Survey) -> tuple[Hosts, Inspection]:
         asked = time.time()
         again = survey.only is not None
-        question = {
-            "wanted": json.dumps(survey.wanted),
-            "variables": passed_variables(),
-            "nodes": len(survey.only) if survey.only is not None else survey.nodes,
-            "again": again,
-            "only": None if survey.only is None else sorted(survey.only),
-            "seconds": ANSWER_SECONDS,
-        }
-        answer = driver.ask({"survey": question}, CONNECT_SECONDS + ANSWER_SECONDS)
+        answer = driver.ask(_question(survey), CONNECT_SECONDS + ANSWER_SECONDS)
         if "error" in answer:
             kind = LostError if again else UserError
             raise kind(f"engine {self.name!r}: {answer['error']}")
@@ -140,7 +140,7 @@ class ClusterEngine(Engine):
     def start(self, launch: Launch) -> Running:
         assert self._driver is not None, "a cluster is asked for its hosts first"
         driver, self._driver = self._driver, None
-        driver.tell(self.command_lines(launch)[0].told)
+        driver.tell(self._order(launch))
         return driver
 
     def close(self) -> None:
@@ -148,6 +148,19 @@ class ClusterEngine(Engine):
         if self._driver is not None:
             self._driver.end()
             self._driver = None
+
+
+def _question(survey: Survey) -> str:
+    """The driver's first order."""
+    only = survey.only
+    question = {
+        "wanted": json.dumps(survey.wanted),
+        "variables": passed_variables(),
+        "nodes": survey.nodes if only is None else len(only),
+        "only": None if only is None else sorted(only),
+        "seconds": ANSWER_SECONDS,
+    }
+    return json.dumps({"survey": question}) + "\n"
 
 
 def _hosts(found: list[dict[str, Any]]) -> Hosts:
@@ -176,6 +189,7 @@ class SparkEngine(ClusterEngine):
     """Agents are barrier tasks, one on each worker of a Spark cluster."""
 
     name = "spark"
+    outlives_a_loss = False  # a barrier stage ends as a whole
     program = "paceline.launch.clusters.spark_driver"
     package = "PySpark"
     module = "pyspark"
@@ -197,9 +211,9 @@ class Driver(StartedProcesses):
     def streams(self, command: Command, log: Any) -> dict[str, Any]:
         return {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
 
-    def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
+    def ask(self, question: str, seconds: float) -> dict[str, Any]:
         """The answer to an order."""
-        self.tell(json.dumps(question) + "\n", last=False)
+        self.tell(question, last=False)
         assert self._output is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._output, selectors.EVENT_READ)

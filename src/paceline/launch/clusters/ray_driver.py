@@ -107,6 +107,8 @@ class RayCluster(Cluster):
         from ray.util.placement_group import placement_group, placement_group_table
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        if absent := [agent["address"] for agent in agents if agent["address"] not in self._nodes]:
+            raise SystemExit(f"no node of the Ray cluster with a free CPU is at {absent[0]}")
         nodes = [self._nodes[agent["address"]] for agent in agents]
         group = placement_group([_bundle(node) for node in nodes], strategy="STRICT_SPREAD")
         if not group.wait(PLACE_SECONDS):

@@ -21,10 +21,11 @@ from paceline.launch.clusters import visit
 from paceline.launch.clusters.driver import CHECKS, Cluster, Table, is_asked, say, serve
 from paceline.launch.clusters.visit import ask, work
 from paceline.launch.control import addresses_towards
+from paceline.secure.addresses import own_addresses, resolved
 
-EXECUTOR_SECONDS = 60.0
-"""How long executors have to come ..."""
-STEADY_SECONDS = 4.0
+EXECUTOR_SECONDS = 180.0
+"""How long executors have to come: each is a JVM that a busy host starts slowly ..."""
+STEADY_SECONDS = 10.0
 """... and for how long no further one, where nobody has said how many there are."""
 SETTINGS = {
     # One attempt: an agent that is started a second time would find its place taken.
@@ -34,9 +35,11 @@ SETTINGS = {
     "spark.speculation": "false",
     "spark.dynamicAllocation.enabled": "false",
     "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
     # A silent executor is noticed about when our own heartbeats notice its agent.
     "spark.executor.heartbeatInterval": "3s",
     "spark.network.timeout": "30s",
+    "spark.network.timeoutInterval": "5s",
 }
 
 
@@ -61,7 +64,8 @@ class SparkCluster(Cluster):
             conf.set(key, value)
         hosts = re.findall(r"(?:spark://|,)([^:,/]+|\[[^\]]+\])", self.master)
         if hosts:  # its own name often leads to an address that executors cannot reach
-            address = addresses_towards(hosts)[0]
+            address = next(iter(resolved(hosts[0]) & set(own_addresses())), None)
+            address = address or addresses_towards(hosts)[0]
             conf.set("spark.driver.host", address).set("spark.driver.bindAddress", address)
         context = SparkContext(conf=conf)
         context.setLogLevel("ERROR")
@@ -70,7 +74,9 @@ class SparkCluster(Cluster):
     def _slots(self) -> int:
         """Tasks that can run at the same time."""
         core = self._context._jsc.sc()
-        return int(core.maxNumConcurrentTasks(core.resourceProfileManager().defaultResourceProfile()))
+        return int(
+            core.maxNumConcurrentTasks(core.resourceProfileManager().defaultResourceProfile())
+        )
 
     def _executors(self) -> int:
         status = self._context._jsc.sc().statusTracker()
@@ -102,7 +108,11 @@ class SparkCluster(Cluster):
         if self._context is None:
             self._context = self._connect()
         self._await_executors(survey["nodes"])
-        words, variables, seconds = [CHECKS, survey["wanted"]], survey["variables"], survey["seconds"]
+        words, variables, seconds = (
+            [CHECKS, survey["wanted"]],
+            survey["variables"],
+            survey["seconds"],
+        )
 
         def answer(address: str) -> Table:
             return ask(words, variables, seconds)
