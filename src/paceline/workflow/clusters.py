@@ -50,9 +50,13 @@ def on_cluster(start: TrainingStart, make: MakesSession) -> Session:
         if problems := found.problems():
             raise (LostError if start.broken else UserError)("\n".join(problems))
         start = dataclasses.replace(start, hosts=dataclasses.replace(request, hosts=hosts))
+        absent: tuple[Host, ...] = ()
         if start.broken is not None:
+            left = {host.name for host in hosts.host}
+            absent = tuple(host for host in request.hosts.host if host.name not in left)
+            absent += start.unheard
             start = going_on_with(start, start.broken, hosts.host)
-        return make(start, found, (), engine)
+        return make(start, found, absent, engine)
     except BaseException:
         engine.close()
         raise
