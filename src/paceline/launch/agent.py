@@ -447,6 +447,8 @@ def main(arguments: list[str] | None = None) -> int:
         print("paceline: an agent must know its node: give --node", file=sys.stderr)
         return 2
     secret = take_secret()
+    # Ray's workers have it blocked, and whoever trains here would inherit that.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     # The launcher decides who hears of Ctrl-C; whoever sends SIGTERM means it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     leave_tidily()
