@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: train test test-slow fuzz check format docs screenshots bench bench-local clean
+.PHONY: train test test-slow test-engines fuzz check format docs screenshots bench bench-local clean
 
 train: $(READY)
 	$(BIN)/paceline train
@@ -22,6 +22,18 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(PYTEST) -m slow $(PYTEST_FLAGS)
+
+# Real Ray and Spark clusters in a lab: root, iproute2, Java 17. Each in an environment of its own.
+ENGINES := ray spark
+test-engines: $(ENGINES:%=.venv-%/.ready)
+	for engine in $(ENGINES); do OMP_WAIT_POLICY=PASSIVE .venv-$$engine/bin/python -m pytest \
+	  -m "slow or not slow" tests/engines $(PYTEST_FLAGS) || exit 1; done
+
+.venv-%/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/pip install --quiet $(PIP_FLAGS) -c constraints.txt torch
+	.venv-$*/bin/pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[mpi,$*,dev]"
+	touch $@
 
 # Damaged files and messages for every reader; what fails is printed with the number that repeats it.
 FUZZ_SECONDS ?= 600
@@ -52,7 +64,7 @@ bench-local: $(READY)
 	$(BIN)/python -m benchmarks.local
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist site src/*.egg-info
+	rm -rf $(VENV) $(ENGINES:%=.venv-%) .pytest_cache .mypy_cache .ruff_cache build dist site src/*.egg-info
 
 # torch first and alone: a resolver that sees a range instead of a pin may fetch CUDA builds.
 $(READY): pyproject.toml constraints.txt

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from paceline.config import config_from, dump_config, load_config, with_versions
 from paceline.config.environment import data_root
 from paceline.errors import ConfigError, RunDirectoryError, UserError
+from paceline.launch.engines import finds_hosts
 from paceline.references import is_object, object_name, reference_to
 from paceline.run import RunDirectory, create_run, open_run, write_whole
 from paceline.schema import Config, Plan, Race, read_json
@@ -76,11 +77,17 @@ def train(
     resume: bool = False,
     silent: bool = False,
     hosts: str | None = None,
+    engine: str | None = None,
+    address: str | None = None,
+    nodes: int | None = None,
 ) -> Result:
     """Train, and find the fastest way meanwhile; `settings` are those of a configuration.
 
     `hosts`: other machines too, as `paceline train --hosts`: names with commas between, a
     hosts.toml, or "lab". What is trained must then have a name, as a function of a module has.
+
+    `engine`: who starts the hosts, as `paceline train --engine`; with "ray" and "spark" the cluster
+    at `address` (Ray's, or Spark's master) names the hosts itself: all of them, or `nodes`.
 
     `monitor`: what makes weights the best, as "loss:min" or "mae:min"; left to itself, test
     accuracy, or without classes test loss.
@@ -103,7 +110,7 @@ def train(
     _refuse_two_names(config, names)
     where = Path(run) if run is not None else None
     say = (lambda text: None) if silent else print
-    request = _hosts_request(hosts, config, given)
+    request = _hosts_request(hosts, config, given, engine, address, nodes)
     config, directory, plan = begin(
         config, run=where, resume=resume, given=given, elsewhere=request is not None, say=say
     )
@@ -139,15 +146,30 @@ def evaluate(
     return score(Path(run), given, data=data, weights=weights)
 
 
-def _hosts_request(hosts: str | None, config: Config, given: Given | None) -> HostsRequest | None:
+def _hosts_request(
+    hosts: str | None,
+    config: Config,
+    given: Given | None,
+    engine: str | None = None,
+    address: str | None = None,
+    nodes: int | None = None,
+) -> HostsRequest | None:
     """The machines that are named; what they cannot get is refused before anything is begun."""
-    if hosts is None:
+    if hosts is None and engine in (None, "auto", "local"):
+        if address is not None or nodes is not None:
+            raise ConfigError('address and nodes belong to engine="ray" or "spark": name one')
         return None
     from paceline.config.hosts import find_hosts
     from paceline.training.given import refuse_other_hosts
 
     refuse_other_hosts(config, given)
-    return HostsRequest(hosts=find_hosts(hosts))
+    if engine is not None and finds_hosts(engine):
+        from paceline.workflow.clusters import cluster_request
+
+        return cluster_request(engine, hosts=hosts, nodes=nodes, address=address)
+    if hosts is None:
+        raise ConfigError(f'engine="{engine}" needs hosts: names as "a,b", a hosts.toml, or "lab"')
+    return HostsRequest(hosts=find_hosts(hosts), engine=engine or "auto")
 
 
 def _names_and_objects(workload: Workload) -> tuple[dict[str, Any], Given | None]:

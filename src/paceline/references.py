@@ -29,6 +29,8 @@ from paceline.text import user_path
 
 __all__ = ["is_object", "is_reference", "object_name", "reference_to", "resolve", "resolve_factory"]
 
+PARQUET = "parquet:"
+"""Begins the name of data in Parquet files; their path follows, and is no callable."""
 OBJECT = "object:"
 """Begins the name of something that only the process that made it has."""
 
@@ -48,6 +50,8 @@ def is_reference(text: str) -> bool:
     """
     if is_object(text):
         return True
+    if text.startswith(PARQUET):
+        return False
     place, colon, attribute = text.rpartition(":")
     if not colon or not _DOTTED.fullmatch(attribute):
         return False

@@ -15,6 +15,7 @@ import pytest
 from paceline.config.environment import Allocation
 from paceline.config.hosts import hosts_from
 from paceline.launch import ssh
+from paceline.launch.clusters.engine import RayEngine, SparkEngine
 from paceline.launch.engines import Engine, Launch
 from paceline.launch.mpi import MpiEngine, Mpiexec
 from paceline.launch.slurm import SlurmEngine
@@ -35,6 +36,8 @@ CASES: dict[str, tuple[Engine, list[dict[str, object]]]] = {
     "mpi-openmpi": (MpiEngine(OPENMPI, root=False), ALIKE),
     "mpi-openmpi-two-pythons": (MpiEngine(OPENMPI, root=True), UNLIKE),
     "mpi-mpich": (MpiEngine(MPICH, root=False), ALIKE),
+    "ray": (RayEngine("10.0.0.1:6379"), ALIKE),
+    "spark": (SparkEngine("spark://10.0.0.1:7077"), ALIKE),
     "slurm-sbatch": (SlurmEngine(("--partition=short", "--time=60")), ALIKE),
     "slurm-srun": (SlurmEngine(("--exclusive",), allocation=ALLOCATED), ALIKE),
 }

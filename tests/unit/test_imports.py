@@ -33,6 +33,7 @@ WITHOUT_TORCH = (
 ENVIRONMENT = {
     "config.environment": "the only reader of environment variables",
     "launch.local": "builds the environment of the ranks it starts",
+    "launch.clusters.visit": "runs in a cluster's worker, sent there without the package",
     "lab": "makes the environment of emulated hosts, and runs inside them without the package",
     "backends.mpi.registration": "works without the rest of Paceline",
 }

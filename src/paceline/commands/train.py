@@ -15,10 +15,13 @@ from paceline.config.help import settings_help
 from paceline.errors import ConfigError, RunError, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from paceline.api import HostsRequest
     from paceline.schema.legs import Leg
+
+OF_ENGINE = {"--address": "ray", "--master": "spark"}
+"""Options that say where a cluster is, and the engine of each."""
 
 
 class TrainCommand(click.Command):
@@ -47,9 +50,16 @@ class TrainCommand(click.Command):
 @click.option(
     "--engine",
     metavar="NAME",
-    help="Who starts the hosts: mpi, torchrun (torchrun:c10d), ssh, slurm, local; or auto.",
+    help="Who starts the hosts: mpi, torchrun (torchrun:c10d), ssh, slurm, ray, spark, local; or"
+    " auto.",
 )
-@click.option("--nodes", type=click.IntRange(min=1), help="For slurm: how many nodes to ask for.")
+@click.option(
+    "--nodes", type=click.IntRange(min=1), help="For slurm, ray, spark: how many nodes to ask for."
+)
+@click.option(
+    "--address", metavar="ADDRESS", help="Of the Ray cluster; auto: the one of this host."
+)
+@click.option("--master", metavar="URL", help="Of the Spark cluster, as spark://host:7077.")
 @click.option("--slurm", "slurm_text", default="", metavar="OPTIONS", help="For sbatch or srun.")
 @click.option(
     "--publish", type=click.Path(path_type=Path), help="Export every new best, as to models/NAME."
@@ -70,6 +80,8 @@ def command(
     hosts_text: str | None,
     engine: str | None,
     nodes: int | None,
+    address: str | None,
+    master: str | None,
     slurm_text: str,
     publish: Path | None,
     watch: bool,
@@ -87,6 +99,8 @@ def command(
     paceline train my.toml --hosts a,b         on two machines
     paceline train my.toml --publish models/digits     for `paceline serve models/`
     paceline train my.toml --engine slurm --nodes 4
+    paceline train my.toml --engine ray --address auto
+    paceline train my.toml --engine spark --master spark://host:7077
     """
     from paceline import api
     from paceline.commands.publishing import check, publishing
@@ -99,11 +113,13 @@ def command(
         check(publish)
     started = started_by()
     by_hand = started is not None and started.size > 1 and hosts_text is None and engine is None
-    hosts = None if by_hand else hosts_request(hosts_text, engine, nodes, slurm_text)
+    cluster = {"--address": address, "--master": master}
+    hosts = None if by_hand else hosts_request(hosts_text, engine, nodes, slurm_text, cluster)
     if data_root is not None:
         changes = (*changes, f"data.root={json.dumps(str(data_root))}")
 
     options = {"--hosts": hosts_text, "--engine": engine, "--nodes": nodes, "--slurm": slurm_text}
+    options |= cluster
     where = [str(word) for pair in options.items() if pair[1] for word in pair]
 
     def say(text: str) -> None:
@@ -195,19 +211,34 @@ def seconds_since_start() -> float:
 
 
 def hosts_request(
-    hosts: str | None, engine: str | None, nodes: int | None = None, slurm: str = ""
+    hosts: str | None,
+    engine: str | None,
+    nodes: int | None = None,
+    slurm: str = "",
+    cluster: Mapping[str, str | None] | None = None,
 ) -> HostsRequest | None:
     """What the options say about other machines; None: this one alone."""
     from paceline.api import HostsRequest
     from paceline.config.environment import slurm_allocation
     from paceline.config.hosts import find_hosts, numbered_hosts
-    from paceline.launch.engines import LOCAL, engine_class
+    from paceline.launch.engines import LOCAL, engine_class, finds_hosts
 
     name = (engine or "auto").partition(":")[0]
     if name not in (LOCAL, "auto"):
         engine_class(name)
     if name == LOCAL and hosts is not None:
         raise ConfigError(f"--engine local is this machine alone: leave --hosts {hosts} out")
+    options = cluster or {}
+    for option, owner in OF_ENGINE.items():
+        if options.get(option) is not None and name != owner:
+            raise ConfigError(f"{option} belongs to --engine {owner}: leave it out")
+    if finds_hosts(name):
+        from paceline.workflow.clusters import cluster_request
+
+        if slurm:
+            raise ConfigError(f"--slurm belongs to --engine slurm: leave it out with {name}")
+        address = next(filter(None, options.values()), None)
+        return cluster_request(name, hosts=hosts, nodes=nodes, address=address)
     allocation = slurm_allocation()
     inside = allocation is not None and hosts is None and name in ("auto", "slurm")
     if name == LOCAL or (hosts is None and not inside and name == "auto"):

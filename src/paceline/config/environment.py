@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -238,6 +239,16 @@ def passed_variables(environment: Mapping[str, str] = os.environ) -> dict[str, s
 def use_variables(variables: Mapping[str, str]) -> None:
     """Take over what the launcher passes on."""
     os.environ.update({name: variables[name] for name in AGENT_VARIABLES if name in variables})
+
+
+def java_home(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Where Java is, for Spark, where someone has said it."""
+    return environment.get("JAVA_HOME") or None
+
+
+def spark_python(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The Python of Spark's workers: as someone has said, else this one's path."""
+    return {"PYSPARK_PYTHON": environment.get("PYSPARK_PYTHON") or sys.executable}
 
 
 SECRET = "PACELINE_SECRET"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.data.base import DataRequest, Dataset, DataSpec
 from paceline.errors import DataError, unknown_name
+from paceline.references import PARQUET
 from paceline.schema.registry import Registry, imported
 from paceline.text import user_path
 
@@ -72,6 +73,9 @@ def _open(request: DataRequest) -> Dataset:
                 " PACELINE_DATA or --data to it"
             )
         return _open_folder(request, user_path(request.root))
+    if name.startswith(PARQUET):
+        parquet: Callable[[DataRequest], Dataset] = _load("paceline.data.parquet:open_parquet")
+        return parquet(request)
     if name in DATA_SETS:
         opener: Callable[[DataRequest], Dataset] = _load(DATA_SETS[name])
         return opener(request)
@@ -84,7 +88,7 @@ def _open(request: DataRequest) -> Dataset:
         choices = [*names(), *folders_below(request.root)]
         raise DataError(
             unknown_name("data set", name, choices)
-            + f", a folder of class folders, or 'package.module:callable'.{looked}"
+            + f", a folder of class folders, parquet:PATH, or 'package.module:callable'.{looked}"
         )
     return _open_folder(request, folder)
 
@@ -98,6 +102,8 @@ def is_here(request: DataRequest) -> bool:
     }
     if request.name == "image_folder":
         return bool(folders_below(request.root))
+    if request.name.startswith(PARQUET):
+        return find_folder(request) is not None
     if request.name not in finders:
         return request.name in DATA_SETS or find_folder(request) is not None
     try:
@@ -110,9 +116,11 @@ def is_here(request: DataRequest) -> bool:
 
 def find_folder(request: DataRequest) -> Path | None:
     """The folder that the request names: by its path, or by its name below the root."""
-    places = [user_path(request.name)]
-    places += [root / request.name for root in request.search_folders]
-    return next((place for place in places if place.is_dir()), None)
+    name = request.name.removeprefix(PARQUET)
+    places = [user_path(name)]
+    places += [root / name for root in request.search_folders]
+    may_be_file = name != request.name
+    return next((p for p in places if p.is_dir() or (may_be_file and p.is_file())), None)
 
 
 def folders_below(root: str | None) -> list[str]:

@@ -439,7 +439,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--to", required=True, help="ADDRESS:PORT[,ADDRESS:PORT] of the launcher")
     parser.add_argument("--node", type=int, help="which node this is; else whoever started it says")
     parser.add_argument("--first-node", type=int, help="of this host; torchrun counts from there")
+    parser.add_argument("--parent", type=int, help="the process to end with, if it started this")
     options = parser.parse_args(arguments)
+    if options.parent is not None:
+        die_with_parent(options.parent)
     node = options.node
     if options.first_node is not None:
         node = options.first_node + local_place()
@@ -449,6 +452,8 @@ def main(arguments: list[str] | None = None) -> int:
         print("paceline: an agent must know its node: give --node", file=sys.stderr)
         return 2
     secret = take_secret()
+    # Ray's workers have it blocked, and whoever trains here would inherit that.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     # The launcher decides who hears of Ctrl-C; whoever sends SIGTERM means it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     leave_tidily()

@@ -15,7 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import psutil
 
@@ -30,6 +30,8 @@ ENGINES: Registry[str] = Registry("engine", "paceline.engines", {
     "torchrun": "paceline.launch.torchrun:TorchrunEngine",
     "ssh": "paceline.launch.ssh:SshEngine",
     "slurm": "paceline.launch.slurm:SlurmEngine",
+    "ray": "paceline.launch.clusters.engine:RayEngine",
+    "spark": "paceline.launch.clusters.engine:SparkEngine",
 }, str)  # fmt: skip
 """By name its "module:class", imported only when it is used."""
 LOCAL = "local"
@@ -95,6 +97,10 @@ class Engine(ABC):
     """What carries the bytes between nodes."""
     places_nodes: ClassVar[bool] = False
     """The engine decides which host a node is on; agents tell."""
+    outlives_a_loss: ClassVar[bool] = True
+    """What it has started goes on when one of its hosts is lost."""
+    finds_hosts: ClassVar[bool] = False
+    """It has a cluster, which names the hosts before anything is started."""
 
     @abstractmethod
     def command_lines(self, launch: Launch) -> list[Command]:
@@ -155,9 +161,7 @@ class StartedProcesses(Running):
             try:
                 process = subprocess.Popen(
                     command.words,
-                    stdin=subprocess.PIPE if command.told else subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
+                    **self.streams(command, output),
                     env=child_environment(command.variables),
                     # Ctrl-C reaches the launcher alone, which decides who hears of it.
                     start_new_session=True,
@@ -168,9 +172,14 @@ class StartedProcesses(Running):
                 ) from None
         self._logs.append(log)
         self._processes.append(process)
-        if process.stdin is not None:
+        if process.stdin is not None and command.told:
             with contextlib.suppress(BrokenPipeError), process.stdin:  # its log tells why it ended
                 process.stdin.write(command.told.encode())
+
+    def streams(self, command: Command, log: Any) -> dict[str, Any]:
+        """Where its standard streams go."""
+        told = subprocess.PIPE if command.told else subprocess.DEVNULL
+        return {"stdin": told, "stdout": log, "stderr": subprocess.STDOUT}
 
     def has_begun(self) -> bool:
         return True
@@ -234,3 +243,9 @@ def engine_class(name: str) -> type[Engine]:
     if name not in ENGINES:
         raise UnsupportedError(unknown_name("engine", name, [*ENGINES, LOCAL, "auto"]))
     return cast("type[Engine]", imported(ENGINES[name], f"engine {name!r}"))
+
+
+def finds_hosts(engine: str) -> bool:
+    """Whether an engine, named with or without an option, has a cluster that names the hosts."""
+    name = engine.partition(":")[0]
+    return name in ENGINES and engine_class(name).finds_hosts

@@ -215,7 +215,8 @@ class Joining:
             secret=session.control.secret,
             run=session.order.run.path.resolve(),
         )
-        running = StartedProcesses(SshEngine().command_lines(launch), launch.run)
+        engine = session.engine if session.engine.finds_hosts else SshEngine()
+        running = StartedProcesses(engine.command_lines(launch), launch.run)
         self.started.append(running)
         deadline = time.monotonic() + session.order.start_seconds
         self.coming[place.node] = Newcomer(place, running, guest, deadline)

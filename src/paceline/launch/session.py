@@ -226,12 +226,13 @@ class Session(Failing):
         for number, node in enumerate(plan.nodes):
             self.first_ranks[number] = rank
             rank += node.ranks
-        if plan.servers and self.engine.backend == "gloo":
+        survives = self.engine.backend == "gloo" and self.engine.outlives_a_loss
+        if plan.servers and survives:
             # Workers but the first, which evaluates and saves, may come and go.
             self.spare = set(range(1, min(plan.servers)))
-        elif plan.exchange == "hogwild" and self.engine.backend == "gloo":
+        elif plan.exchange == "hogwild" and survives:
             self.spare = set(range(1, len(plan.nodes)))
-        elif legs is not None and self.engine.backend == "gloo":
+        elif legs is not None and survives:
             self.in_legs = True
             self.spare = set(range(1, len(plan.nodes)))
         self.send_checkpoints()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from paceline.config import dump_config
 from paceline.config.cache import keep, kept, key_of, place_of
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, UnsupportedError
 from paceline.schema import Config, encode
 from paceline.schema.machines import AllReduceCurve, Link, Machines, MeasuredHost
 
@@ -75,6 +75,13 @@ def measure_hosts(
     config: Config, request: HostsRequest, *, again: bool, say: Callable[[str], None]
 ) -> tuple[Machines, bool]:
     """All hosts and what joins them; True when it came from the cache."""
+    from paceline.launch.engines import finds_hosts
+
+    if finds_hosts(request.engine):
+        raise UnsupportedError(
+            f"engine {request.engine!r} trains, but measures nothing by itself: measure the same"
+            " hosts over ssh, with --hosts"
+        )
     chosen_here = request.engine.partition(":")[0] != "slurm"
     known = kept_machines(config, request.hosts) if chosen_here and not again else None
     if known is not None:

@@ -51,6 +51,8 @@ class Restarts:
             ) from None
         assert self._asked.hosts is not None
         every, engine = self._asked.hosts.hosts, self._asked.hosts.engine
+        if not every.host:  # a cluster has named them
+            every = session.order.hosts
         heard = tuple(host for host in every.host if host.name not in session.unheard)
         if not heard:
             raise error
@@ -81,7 +83,7 @@ def on_those_left(
 ) -> tuple[TrainingStart, Inspection, tuple[Host, ...]]:
     """A training that is started again, on those of its hosts that answer, and the other hosts."""
     assert start.hosts is not None
-    hosts, run = start.hosts.hosts, start.run
+    hosts = start.hosts.hosts
     found = inspect_hosts(hosts.in_order, wanted_facts(start.config), seconds=ANSWER_SECONDS)
     kept = tuple(host for host in hosts.host if host.name in found.facts)
     absent = tuple(host for host in hosts.host if host not in kept) + start.unheard
@@ -91,6 +93,13 @@ def on_those_left(
     found = dataclasses.replace(found, failures={})
     if problems := found.problems():
         raise LostError(f"{broken.why}; those that are left cannot train: {'; '.join(problems)}")
+    return going_on_with(start, broken, kept), found, absent
+
+
+def going_on_with(start: TrainingStart, broken: Broken, kept: tuple[Host, ...]) -> TrainingStart:
+    """A training that is started again, on these of its hosts."""
+    assert start.hosts is not None
+    run = start.run
     names = {host.name for host in kept}
     gone = tuple(name for name in broken.left if name not in names)
     start.say(f"training goes on with {', '.join(host.name for host in kept)}")
@@ -100,9 +109,13 @@ def on_those_left(
     else:  # nothing is lost: there is nothing to go on from
         for file in (run.metrics, run.legs):
             file.unlink(missing_ok=True)
-    request = dataclasses.replace(start.hosts, hosts=dataclasses.replace(hosts, host=kept))
-    broken = dataclasses.replace(broken, left=gone)
-    return dataclasses.replace(start, plan=plan, hosts=request, broken=broken), found, absent
+    hosts = dataclasses.replace(start.hosts.hosts, host=kept)
+    return dataclasses.replace(
+        start,
+        plan=plan,
+        hosts=dataclasses.replace(start.hosts, hosts=hosts),
+        broken=dataclasses.replace(broken, left=gone),
+    )
 
 
 def _plan_left(start: TrainingStart, hosts: set[str]) -> Plan | None:

@@ -20,7 +20,7 @@ from paceline.errors import (
     UserError,
 )
 from paceline.launch.collect import newest_here
-from paceline.launch.engines import Engine, engine_class
+from paceline.launch.engines import Engine, engine_class, finds_hosts
 from paceline.launch.inspection import (
     Inspection,
     check_hosts,
@@ -37,6 +37,7 @@ from paceline.schema import Plan
 from paceline.schema.legs import LegsOrder
 from paceline.schema.support import check_support
 from paceline.workflow.calibration import calibration
+from paceline.workflow.clusters import on_cluster
 from paceline.workflow.machines import kept_machines, place_name
 from paceline.workflow.partitioning import partitioned
 from paceline.workflow.planning import plan_machines
@@ -67,7 +68,20 @@ def train_on_hosts(start: TrainingStart) -> int:
 
 def make_session(start: TrainingStart) -> Session:
     """The hosts checked, the engine chosen: nothing is started yet."""
+    assert start.hosts is not None
+    if finds_hosts(start.hosts.engine):
+        return on_cluster(start, _session)
     start, found, absent = _with_those_present(start)
+    return _session(start, found, absent)
+
+
+def _session(
+    start: TrainingStart,
+    found: Inspection | None,
+    absent: tuple[Host, ...] = (),
+    engine: Engine | None = None,
+) -> Session:
+    """`engine`: one that has found its hosts itself."""
     request = start.hosts
     assert request is not None
     names = [place.host.name for place in request.hosts.places]
@@ -82,14 +96,14 @@ def make_session(start: TrainingStart) -> Session:
         request = dataclasses.replace(request, hosts=hosts)
     if start.plan is None and start.config.local.strategy == "auto":
         refuse_options_without_strategy(start.config.local)
-    if start.fixed and chosen_here:
+    if start.fixed and chosen_here and engine is None:
         found = check_hosts(request.hosts.in_order, start.config)
     for warning in found.warnings() if found is not None and start.broken is None else ():
         start.say(f"warning: {warning}")
     if request.engine == "auto" and start.config.exchange.kind == "parameter_server":
         # Over MPI the loss of one worker ends all; over Gloo the others go on.
         request = dataclasses.replace(request, engine="ssh")
-    engine = choose_engine(request, found)
+    engine = engine or choose_engine(request, found)
     if request.engine == "torchrun:c10d":
         start.say(
             "warning: torchrun's c10d rendezvous runs what anybody on the network puts into its"
@@ -182,8 +196,8 @@ def choose_engine(request: HostsRequest, found: Inspection | None) -> Engine:
     ):
         raise UserError(f"engine 'mpi' cannot be used: {obstacle}; or use --engine ssh")
     cls: Any = engine_class(name)
-    if name == "slurm":
-        engine: Engine = cls(request.options)
+    if name == "slurm" or finds_hosts(name):
+        engine: Engine = cls(*([request.options] if name == "slurm" else request.options))
     elif option:
         if name != "torchrun":
             raise UnsupportedError(f"engine {name!r} has no option {option!r}: leave it out")

@@ -115,7 +115,9 @@ class HostsRequest:
     engine: str = "auto"
     """A name of `launch.engines`, with an option as in "torchrun:c10d"."""
     options: tuple[str, ...] = ()
-    """For sbatch or srun."""
+    """For sbatch or srun; of a cluster, its address."""
+    nodes: int | None = None
+    """Of a cluster, which names the hosts itself: how many; all when left out."""
 
 
 def run_training(start: TrainingStart) -> Result:

@@ -1,0 +1,1 @@
+"""Engines whose agents run inside somebody else's cluster: Ray, Spark."""
