@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from functools import partial
 import numpy as np
 
 from paceline.serve.loader import Servable
-from paceline.serve.setup import BatchRun, buffered
+from paceline.serve.setup import BatchRun, LoneChoice, buffered
 
 WAIT_PART = 0.1
 """Of the seconds that a batch takes: what a part of it waits for more, where that is longer than
@@ -80,6 +81,7 @@ class Batcher:
         self._queued = self._running = self._computed = 0
         self._run = buffered(servable.run, servable.setup.batch)
         self._alone = None
+        self._lone = LoneChoice()
         if servable.alone is not None:
             self._alone = (buffered(servable.alone[0], servable.setup.batch), servable.alone[1])
         self.requests = 0
@@ -230,8 +232,17 @@ class Batcher:
                 self._loop.call_soon(self._finish, batch, _computed(run, batch))
                 return
             if self._alone is not None:
-                run, pool = self._alone
+                which = self._lone.next()
+                run, pool = self._alone if which else (run, pool)
+                pool.submit(self._work_alone, run, batch, which)
+                return
         pool.submit(self._work, run, batch)
+
+    def _work_alone(self, run: BatchRun, batch: list[RequestPart], which: int) -> None:
+        start = time.perf_counter()
+        outcome = _computed(run, batch)
+        self._lone.note(which, time.perf_counter() - start)
+        self._loop.call_soon_threadsafe(self._finish, batch, outcome)
 
     def _work(self, run: BatchRun, batch: list[RequestPart]) -> None:
         """In a worker's thread."""

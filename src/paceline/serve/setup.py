@@ -38,6 +38,8 @@ BARRIER_SECONDS = 60.0
 """Only against a hang: workers begin a trial together."""
 LONE_SECONDS, LONE_RUNS = 0.15, 5
 """How long and how often lone requests are tried at least."""
+LONE_TURNS = 8
+"""Of so many lone requests one is answered by the session that was slower."""
 TRIAL_SECONDS, TRIAL_RUNS = 0.08, 3
 """How long and how often each batch is tried at least, after one run to warm up."""
 
@@ -156,6 +158,28 @@ def _seconds(
         return shortest
 
     return max(one.result() for one in [pool.submit(repeat) for _ in range(workers)])
+
+
+class LoneChoice:
+    """Which of two sessions answers lone requests sooner, as the machine is now.
+
+    Threads that spin lose much where other programs have come since they were chosen, so the other
+    one is tried at times.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = [math.inf, 0.0]
+        self._turn = 0
+
+    def next(self) -> int:
+        self._turn += 1
+        faster = int(self._seconds[1] <= self._seconds[0])
+        return faster if self._turn % LONE_TURNS else 1 - faster
+
+    def note(self, which: int, seconds: float) -> None:
+        """How long one took; half of what is remembered is the newest."""
+        before = self._seconds[which]
+        self._seconds[which] = (before + seconds) / 2 if 0 < before < math.inf else seconds
 
 
 def buffered(run: Run, most: int) -> BatchRun:

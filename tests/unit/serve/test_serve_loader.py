@@ -11,7 +11,7 @@ import pytest
 from paceline.schema.signature import Signature
 from paceline.schema.version import Compared, Origin, Version
 from paceline.serve.loader import Servable, prepare
-from paceline.serve.setup import Run
+from paceline.serve.setup import LONE_TURNS, LoneChoice, Run
 
 ABOUT = Version(
     kind="onnx",
@@ -71,3 +71,21 @@ def test_a_batch_per_core_goes_before_one_in_all(monkeypatch: pytest.MonkeyPatch
     assert (single.setup.workers, single.alone, single.size) == (4, None, 100)
     wide = prepared(0.4, 0.02)
     assert (wide.setup.workers, wide.setup.threads, wide.alone) == (1, 4, None)
+
+
+def test_lone_requests_go_where_they_are_faster_now() -> None:
+    choice = LoneChoice()
+    seconds = {0: 0.01, 1: 0.005}
+
+    def share() -> float:
+        chosen = []
+        for _ in range(10 * LONE_TURNS):
+            chosen.append(choice.next())
+            choice.note(chosen[-1], seconds[chosen[-1]])
+        return sum(chosen[LONE_TURNS * 5 :]) / (5 * LONE_TURNS)
+
+    assert share() == 1 - 1 / LONE_TURNS
+    seconds[1] = 0.05  # another program has come
+    assert share() == 1 / LONE_TURNS
+    seconds[1] = 0.005
+    assert share() == 1 - 1 / LONE_TURNS
