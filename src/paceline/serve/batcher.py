@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from paceline.serve.loader import Servable
-from paceline.serve.setup import buffered
+from paceline.serve.setup import BatchRun, LoneChoice, buffered
 
 WAIT_PART = 0.1
 """Of the seconds that a batch takes: what a part of it waits for more, where that is longer than
@@ -36,20 +39,34 @@ class TooLateError(Exception):
     """The deadline passed before the request was computed."""
 
 
-@dataclass(eq=False)
+Outcome = np.ndarray | BaseException
+"""The outputs of a request, or why there are none."""
+
+
+@dataclass(eq=False, slots=True)
 class RequestPart:
     """Samples of one request that are computed together."""
 
     inputs: np.ndarray
-    answer: asyncio.Future[np.ndarray]
     deadline: float
     arrived: float
+    tell: Callable[[Outcome], None]
+    is_settled: bool = False
+
+    def settle(self, outcome: Outcome) -> None:
+        """Tell what came of it, once."""
+        if not self.is_settled:
+            self.is_settled = True
+            self.tell(outcome)
 
 
-def _expire(pieces: list[RequestPart]) -> None:
-    for piece in pieces:
-        if not piece.answer.done():
-            piece.answer.set_exception(TooLateError())
+def _tell(answer: asyncio.Future[np.ndarray], outcome: Outcome) -> None:
+    if answer.done():
+        return
+    if isinstance(outcome, BaseException):
+        answer.set_exception(outcome)
+    else:
+        answer.set_result(outcome)
 
 
 class Batcher:
@@ -64,6 +81,7 @@ class Batcher:
         self._queued = self._running = self._computed = 0
         self._run = buffered(servable.run, servable.setup.batch)
         self._alone = None
+        self._lone = LoneChoice()
         if servable.alone is not None:
             self._alone = (buffered(servable.alone[0], servable.setup.batch), servable.alone[1])
         self.requests = 0
@@ -71,6 +89,8 @@ class Batcher:
         self._loop = asyncio.get_running_loop()
         self._called = False
         self._timer: asyncio.TimerHandle | None = None
+        self._live: set[RequestPart] = set()
+        self._expiry: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -84,29 +104,69 @@ class Batcher:
 
         TooLateError where they are not there at `deadline`, in the loop's time.
         """
-        if self._queued + len(inputs) > self.queue_limit:
+        if not self.has_room(len(inputs)):
             rate = self.servable.setup.samples_per_second
             raise QueueFullError(self._queued / max(rate, 1.0))
-        size, now = self.servable.setup.batch, self._loop.time()
-        pieces = [
-            RequestPart(inputs[start : start + size], self._loop.create_future(), deadline, now)
-            for start in range(0, len(inputs), size)
-        ]
-        self._pieces.extend(pieces)
+        size = self.servable.setup.batch
+        answers: list[asyncio.Future[np.ndarray]] = []
+        parts = []
+        for start in range(0, len(inputs), size):
+            answers.append(self._loop.create_future())
+            tell = partial(_tell, answers[-1])
+            parts.append(self.add(inputs[start : start + size], deadline, tell))
+        try:
+            if len(answers) == 1:
+                return await answers[0]
+            return np.concatenate(await asyncio.gather(*answers))
+        finally:
+            for part, answer in zip(parts, answers, strict=True):
+                part.is_settled = True  # nobody waits for it any more
+                self._live.discard(part)
+                answer.cancel()
+
+    def has_room(self, count: int) -> bool:
+        """Whether so many more samples may wait."""
+        return self._queued + count <= self.queue_limit
+
+    def add(
+        self, inputs: np.ndarray, deadline: float, tell: Callable[[Outcome], None]
+    ) -> RequestPart:
+        """Compute samples that fit into one batch, and tell their outputs from the event loop."""
+        part = RequestPart(inputs, deadline, self._loop.time(), tell)
+        self._pieces.append(part)
+        self._live.add(part)
         self._queued += len(inputs)
         self._idle.clear()
         if not self._called:  # after all that has arrived in this turn of the loop
             self._called = True
             self._loop.call_soon(self._start)
-        expiry = self._loop.call_at(deadline, _expire, pieces)
+        if self._expiry is None or deadline < self._expiry.when():
+            self._expire_at(deadline)
+        return part
+
+    def _expire_at(self, when: float) -> None:
+        """One timer for all requests: of their own they would take as long as their parsing."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = self._loop.call_at(when, self._expire)
+
+    def _expire(self) -> None:
+        self._expiry = None
+        now = self._loop.time()
+        for part in [one for one in self._live if one.deadline <= now]:
+            self._settle(part, TooLateError())
+        if self._live:
+            self._expire_at(min(one.deadline for one in self._live))
+
+    def _settle(self, part: RequestPart, outcome: Outcome) -> None:
+        """Whatever goes wrong in telling one request must not keep the others waiting."""
+        self._live.discard(part)
         try:
-            if len(pieces) == 1:
-                return await pieces[0].answer
-            return np.concatenate(await asyncio.gather(*(one.answer for one in pieces)))
-        finally:
-            expiry.cancel()
-            for one in pieces:
-                one.answer.cancel()
+            part.settle(outcome)
+        except Exception as error:
+            self._loop.call_exception_handler(
+                {"message": "a request could not be answered", "exception": error}
+            )
 
     def _start(self) -> None:
         """Give work to every worker that should have some."""
@@ -153,40 +213,51 @@ class Batcher:
         while self._pieces and count + len(self._pieces[0].inputs) <= most:
             piece = self._pieces.popleft()
             self._queued -= len(piece.inputs)
-            if piece.answer.done():
+            if piece.is_settled:
                 continue
             if piece.deadline <= now:
-                piece.answer.set_exception(TooLateError())
+                self._settle(piece, TooLateError())
                 continue
             batch.append(piece)
             count += len(piece.inputs)
         return batch
 
     def _compute(self, batch: list[RequestPart]) -> None:
-        parts = [one.inputs for one in batch]
-        count, run, pool = sum(map(len, parts)), self._run, self.servable.pool
+        count, run, pool = sum(len(one.inputs) for one in batch), self._run, self.servable.pool
         self.batches[count] = self.batches.get(count, 0) + 1
-        if self._alone is not None and not (self._running or self._queued) and self.requests < 2:
-            run, pool = self._alone
-        future = self._loop.run_in_executor(pool, run, parts)
         self._running += 1
         self._computed += count
-        future.add_done_callback(lambda done: self._finish(batch, done))
+        if not (self._running > 1 or self._queued) and self.requests < 2:
+            if self.servable.setup.is_instant:
+                self._loop.call_soon(self._finish, batch, _computed(run, batch))
+                return
+            if self._alone is not None:
+                which = self._lone.next()
+                run, pool = self._alone if which else (run, pool)
+                pool.submit(self._work_alone, run, batch, which)
+                return
+        pool.submit(self._work, run, batch)
 
-    def _finish(self, batch: list[RequestPart], done: asyncio.Future[np.ndarray]) -> None:
+    def _work_alone(self, run: BatchRun, batch: list[RequestPart], which: int) -> None:
+        start = time.perf_counter()
+        outcome = _computed(run, batch)
+        self._lone.note(which, time.perf_counter() - start)
+        self._loop.call_soon_threadsafe(self._finish, batch, outcome)
+
+    def _work(self, run: BatchRun, batch: list[RequestPart]) -> None:
+        """In a worker's thread."""
+        self._loop.call_soon_threadsafe(self._finish, batch, _computed(run, batch))
+
+    def _finish(self, batch: list[RequestPart], outcome: Outcome) -> None:
         self._running -= 1
         self._computed -= sum(len(one.inputs) for one in batch)
-        error = done.exception()
+        self._start()  # the workers first: answers are written while they compute
         start = 0
         for piece in batch:
             end = start + len(piece.inputs)
-            if not piece.answer.done():
-                if error is not None:
-                    piece.answer.set_exception(error)
-                else:
-                    piece.answer.set_result(done.result()[start:end])
+            given = outcome if isinstance(outcome, BaseException) else outcome[start:end]
+            self._settle(piece, given)
             start = end
-        self._start()
 
     def _note_idle(self) -> None:
         if not self._pieces and not self._running:
@@ -195,3 +266,13 @@ class Batcher:
     async def drain(self) -> None:
         """Until nothing waits and nothing is computed."""
         await self._idle.wait()
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+
+
+def _computed(run: BatchRun, batch: list[RequestPart]) -> Outcome:
+    try:
+        return run([one.inputs for one in batch])
+    except BaseException as error:
+        return error

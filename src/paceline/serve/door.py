@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import ipaddress
 import re
@@ -13,15 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from paceline.errors import ConfigError
+from paceline.serve.connection import Cautious
 from paceline.serve.refusals import RefusalError
 
-HEADER_SECONDS = 10.0
-"""Until the head of a request must have arrived: who sends a byte a minute is cut off."""
-HEADER_BYTES = 64 << 10
-"""Of the head of a request."""
 SMALLEST_TOKEN = 16
 """Characters: fewer could be guessed."""
 
@@ -145,55 +140,6 @@ class Listener:
             ssl_certfile=str(self.certificate) if self.certificate else None,
             ssl_keyfile=str(self.key) if self.key else None,
         )
-
-
-class Cautious(HttpToolsProtocol):
-    """Cuts off who takes too long, or too many bytes, for the head of a request."""
-
-    _timer: asyncio.TimerHandle | None = None
-    _head = 0
-    _complete = False
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._wait_for_head()
-
-    def data_received(self, data: bytes) -> None:
-        if self._timer is not None:
-            self._head += len(data)
-            before = self._head - len(data)
-            super().data_received(data)
-            if self._timer is not None and before > HEADER_BYTES:
-                self._cut()
-            return
-        begins = self.cycle is None or self.cycle.response_complete
-        self._complete = False
-        super().data_received(data)
-        if begins and not self._complete:  # mostly a head comes as a whole, and needs no timer
-            self._wait_for_head()
-            self._head = len(data)
-
-    def on_headers_complete(self) -> None:
-        self._complete = True
-        self._stop()
-        super().on_headers_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop()
-        super().connection_lost(exc)
-
-    def _wait_for_head(self) -> None:
-        self._stop()
-        self._timer = self.loop.call_later(HEADER_SECONDS, self._cut)
-
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer, self._head = None, 0
-
-    def _cut(self) -> None:
-        self._stop()
-        self.transport.close()
 
 
 def loop_factory() -> Any:

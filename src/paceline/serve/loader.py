@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import io
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,23 @@ from paceline.errors import ModelError, UnsupportedError, shortened
 from paceline.local.cores import usable_cores
 from paceline.schema.version import FILES, INPUT, OUTPUT, Version
 from paceline.serve.inputs import Preparer
-from paceline.serve.setup import LARGEST_BATCH, NO_SLOWER, UNKNOWN, Run, Setup, measured
+from paceline.serve.setup import (
+    LARGEST_BATCH,
+    NO_SLOWER,
+    UNKNOWN,
+    Run,
+    Setup,
+    lone_gain,
+    measured,
+)
 from paceline.serve.versions import read_version
 
-LONE_GAIN = 1.5
+LONE_GAIN = 1.15
 """A second session, in all cores, is kept for lone requests that it answers so many times as fast:
 onnxruntime's takes the memory of the weights once more."""
+INSTANT_SECONDS = 0.0002
+"""A lone sample that takes no longer is computed by the event loop itself: handing it to a thread
+and back takes about as long, and others wait no longer than while a few requests are read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +63,9 @@ class Servable:
             self.alone[1].shutdown(wait=True)
 
 
-Maker = Callable[[int], tuple[Run, Callable[[], None]]]
-"""For a number of threads: what computes, and what each worker's thread does first."""
+Maker = Callable[[int, bool], tuple[Run, Callable[[], None]]]
+"""For a number of threads, and whether they are for lone requests: what computes, and what each
+worker's thread does first."""
 
 
 def load(folder: Path, device: str = "cpu", most: int | None = None) -> Servable:
@@ -75,7 +87,7 @@ def load(folder: Path, device: str = "cpu", most: int | None = None) -> Servable
     return prepare(about, maker, file.stat().st_size, most, on_cpu=on_cpu)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class _Way:
     """A version in as many sessions and threads, and what it was measured to do."""
 
@@ -96,53 +108,65 @@ def prepare(
     ways: list[_Way] = []
     try:
         for workers, threads in sorted({(1, cores), (cores, 1)}, reverse=True):
-            run, begin = maker(threads)
-            pool = ThreadPoolExecutor(workers, "paceline-serve", begin)
+            ways.append(_way(maker, workers, threads, lone=False))
+            way = ways[-1]
             clock = time.thread_time if on_cpu and threads == 1 else time.perf_counter
-            # What is in the list is closed, whatever happens.
-            ways.append(_Way(setup=UNKNOWN, run=run, pool=pool))
-            ways[-1].setup = measured(
+            way.setup = measured(
                 about,
-                run,
-                pool,
+                way.run,
+                way.pool,
                 workers=workers,
                 threads=threads,
                 most=most or LARGEST_BATCH,
                 clock=clock,
             )
-        best, alone = _chosen(ways)
+        best, alone = _chosen(ways), None
+        _close(ways, but=[best])  # before there is a third one in memory
+        if best.setup.workers > 1 and best.setup.lone_seconds > INSTANT_SECONDS:
+            ways.append(_way(maker, 1, cores, lone=True))
+            gain = lone_gain(about, (best.run, best.pool), (ways[-1].run, ways[-1].pool))
+            alone = ways[-1] if gain >= LONE_GAIN else None
     except BaseException:
-        for way in ways:
-            way.pool.shutdown(wait=True)
+        _close(ways)
         raise
-    for way in ways:
-        if way is not best and way is not alone:
-            way.pool.shutdown(wait=True)
+    _close(ways, but=[best, alone])
     preparer = Preparer(about.signature)
     if about.signature.pictures is not None:
         preparer.picture(_small_picture())  # the first one imports what scales pictures
+    setup = best.setup
+    if about.kind == "onnx" and on_cpu and setup.threads == 1:
+        setup = replace(setup, is_instant=setup.lone_seconds <= INSTANT_SECONDS)
     return Servable(
         about=about,
         preparer=preparer,
         run=best.run,
         pool=best.pool,
-        setup=best.setup,
+        setup=setup,
         size=size if alone is None or alone.run is best.run else 2 * size,
         alone=None if alone is None else (alone.run, alone.pool),
     )
 
 
-def _chosen(ways: list[_Way]) -> tuple[_Way, _Way | None]:
-    """What computes batches, and what computes lone requests where that is worth its memory.
+def _way(maker: Maker, workers: int, threads: int, *, lone: bool) -> _Way:
+    run, begin = maker(threads, lone)
+    return _Way(setup=UNKNOWN, run=run, pool=ThreadPoolExecutor(workers, "paceline-serve", begin))
+
+
+def _close(ways: list[_Way], but: Sequence[_Way | None] = ()) -> None:
+    for way in [one for one in ways if one not in but]:
+        way.pool.shutdown(wait=True)
+        ways.remove(way)
+
+
+def _chosen(ways: list[_Way]) -> _Way:
+    """What computes batches.
 
     A batch per core comes first: one batch in all cores must be clearly faster, as it leaves them
     idle while requests are read and answered.
     """
     first, last = ways[0], ways[-1]
-    if last.setup.samples_per_second > first.setup.samples_per_second / NO_SLOWER:
-        return last, None
-    lone = last.setup.lone_seconds * LONE_GAIN <= first.setup.lone_seconds
-    return first, (last if lone else None)
+    faster = last.setup.samples_per_second > first.setup.samples_per_second / NO_SLOWER
+    return last if faster else first
 
 
 def _onnx(file: Path, device: str) -> tuple[Maker, bool]:
@@ -154,13 +178,15 @@ def _onnx(file: Path, device: str) -> tuple[Maker, bool]:
         ) from None
     providers = onnx_providers(onnxruntime, device)
 
-    def make(threads: int) -> tuple[Run, Callable[[], None]]:
+    def make(threads: int, lone: bool) -> tuple[Run, Callable[[], None]]:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 4
-        # Threads that wait by spinning take the cores from those who answer requests.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # Threads that wait by spinning take the cores from those who answer requests. While one
+        # request is alone there are none; threads that sleep wake up too late for its short layers.
+        options.add_session_config_entry("session.intra_op.allow_spinning", str(int(lone)))
+        options.add_session_config_entry("session.force_spinning_stop", "1")
         try:
             session = onnxruntime.InferenceSession(str(file), options, providers=providers)
         except Exception as error:  # onnxruntime has a class of its own for every cause
@@ -199,7 +225,7 @@ def _safetensors(about: Version, file: Path, device: str) -> tuple[Maker, bool]:
         )
     chosen = str(choose_device(device, 0))
     run = build_network(about.network, about.signature, file, chosen)
-    return (lambda threads: (run, _torch_threads(threads))), chosen == "cpu"
+    return (lambda threads, lone: (run, _torch_threads(threads))), chosen == "cpu"
 
 
 def _torch_threads(threads: int) -> Callable[[], None]:
@@ -239,7 +265,11 @@ def load_run(path: Path, device: str = "cpu", most: int | None = None) -> Servab
     size = (trained.checkpoint / "model.safetensors").stat().st_size
     about = describe_run(trained, first)
     on_cpu = str(choose_device(device, 0)) == "cpu"
-    return prepare(about, lambda n: (trained.outputs, _torch_threads(n)), size, most, on_cpu=on_cpu)
+
+    def maker(threads: int, lone: bool) -> tuple[Run, Callable[[], None]]:
+        return trained.outputs, _torch_threads(threads)
+
+    return prepare(about, maker, size, most, on_cpu=on_cpu)
 
 
 @contextlib.contextmanager

@@ -280,14 +280,21 @@ class Manager:
             raise NotServedError(
                 f"{entry.name} version {entry.number} is not served ({entry.state})", known=True
             )
-        entry.in_flight += 1
-        entry.last_used = time.monotonic()
+        self.enter(entry)
         try:
             yield entry.batcher
         finally:
-            entry.in_flight -= 1
-            if not entry.in_flight:
-                entry.released.set()
+            self.leave(entry)
+
+    def enter(self, entry: Entry) -> None:
+        """A version that is loaded has one more request to answer, and stays until then."""
+        entry.in_flight += 1
+        entry.last_used = time.monotonic()
+
+    def leave(self, entry: Entry) -> None:
+        entry.in_flight -= 1
+        if not entry.in_flight:
+            entry.released.set()
 
     async def _reload(self, entry: Entry) -> None:
         while entry.state == "UNLOADING":

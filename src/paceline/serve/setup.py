@@ -7,6 +7,7 @@ processor time per sample (no thread waits for another), the second answers a lo
 from __future__ import annotations
 
 import math
+import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from paceline.errors import ModelError
 from paceline.schema.version import Version
 
 Run = Callable[[np.ndarray], np.ndarray]
+BatchRun = Callable[[list[np.ndarray]], np.ndarray]
 Clock = Callable[[], float]
 LARGEST_BATCH = 64
 """Samples of one batch: more gains nothing on CPUs, and the last of them would wait long."""
@@ -34,6 +36,10 @@ GROWTH = 4
 """Each batch that is tried is so many times the one before."""
 BARRIER_SECONDS = 60.0
 """Only against a hang: workers begin a trial together."""
+LONE_SECONDS, LONE_RUNS = 0.15, 5
+"""How long and how often lone requests are tried at least."""
+LONE_TURNS = 8
+"""Of so many lone requests one is answered by the session that was slower."""
 TRIAL_SECONDS, TRIAL_RUNS = 0.08, 3
 """How long and how often each batch is tried at least, after one run to warm up."""
 
@@ -51,6 +57,8 @@ class Setup:
     samples_per_second: float
     lone_seconds: float = math.inf
     """Of a batch of one sample, while the other workers compute, too."""
+    is_instant: bool = False
+    """A lone sample takes so little that the event loop computes it itself."""
 
 
 UNKNOWN = Setup(workers=1, threads=1, batch=1, samples_per_second=0.0)
@@ -92,6 +100,31 @@ def measured(
     )
 
 
+def lone_gain(
+    about: Version, first: tuple[Run, ThreadPoolExecutor], second: tuple[Run, ThreadPoolExecutor]
+) -> float:
+    """How many times as fast the second answers one sample, by the clock, in turns.
+
+    Medians: what else the machine does meets both, and is to count as it will for requests.
+    """
+    inputs = _inputs(about, 1)
+
+    def seconds(run: Run) -> float:
+        start = time.perf_counter()
+        run(inputs)
+        return time.perf_counter() - start
+
+    times: tuple[list[float], list[float]] = ([], [])
+    end = math.inf
+    while len(times[0]) < LONE_RUNS or time.perf_counter() < end:
+        for (run, pool), found in zip((first, second), times, strict=True):
+            pool.submit(run, inputs).result()  # as after a pause: the other one took the caches
+            found.append(pool.submit(seconds, run).result())
+        end = min(end, time.perf_counter() + LONE_SECONDS)
+    one, other = map(statistics.median, times)
+    return one / max(other, 1e-9)
+
+
 def _inputs(about: Version, count: int) -> np.ndarray:
     """Numbers like those of normalised data; whole numbers may be places in a table: 0 is one."""
     shape, dtype = (count, *about.signature.shape), np.dtype(about.signature.dtype)
@@ -127,7 +160,29 @@ def _seconds(
     return max(one.result() for one in [pool.submit(repeat) for _ in range(workers)])
 
 
-def buffered(run: Run, most: int) -> Callable[[list[np.ndarray]], np.ndarray]:
+class LoneChoice:
+    """Which of two sessions answers lone requests sooner, as the machine is now.
+
+    Threads that spin lose much where other programs have come since they were chosen, so the other
+    one is tried at times.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = [math.inf, 0.0]
+        self._turn = 0
+
+    def next(self) -> int:
+        self._turn += 1
+        faster = int(self._seconds[1] <= self._seconds[0])
+        return faster if self._turn % LONE_TURNS else 1 - faster
+
+    def note(self, which: int, seconds: float) -> None:
+        """How long one took; half of what is remembered is the newest."""
+        before = self._seconds[which]
+        self._seconds[which] = (before + seconds) / 2 if 0 < before < math.inf else seconds
+
+
+def buffered(run: Run, most: int) -> BatchRun:
     """`run` for the inputs of several requests, which are put together in memory that is kept.
 
     Fresh memory for every batch costs a page fault for every 4 KB: for photographs more than

@@ -234,3 +234,74 @@ def test_numbers_behind_a_head_are_aligned_before_they_are_computed() -> None:
 
     assert buffered(run, 4)([odd]).tolist() == [[6]]
     assert seen == [True]
+
+
+def test_who_waits_too_long_is_told_while_others_are_computed(
+    held: tuple[Servable, threading.Event, list[int]],
+) -> None:
+    """One timer for all: the shortest deadline counts, whenever it came."""
+    servable, go, _ = held
+    told: dict[str, Any] = {}
+
+    async def work() -> None:
+        batcher = Batcher(servable, queue=100, wait=0.001)
+        now = asyncio.get_running_loop().time()
+        for name, seconds in (("long", 300.0), ("short", 0.02), ("middle", 0.05)):
+            batcher.add(inputs(1), now + seconds, lambda outcome, n=name: told.update({n: outcome}))
+        while len(told) < 2:
+            await asyncio.sleep(0.001)
+        assert all(isinstance(told[name], TooLateError) for name in ("short", "middle"))
+        go.set()
+        while "long" not in told:
+            await asyncio.sleep(0.001)
+        await batcher.drain()
+
+    run(work())
+    assert told["long"].tolist() == [[2]]
+
+
+def test_one_who_cannot_be_told_keeps_nobody_waiting(
+    held: tuple[Servable, threading.Event, list[int]],
+) -> None:
+    servable, go, _ = held
+    go.set()
+    faults: list[Any] = []
+
+    def fail(outcome: Any) -> None:
+        raise ValueError("gone")
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: faults.append(context["exception"]))
+        batcher = Batcher(servable, queue=100, wait=0.001)
+        batcher.add(inputs(1), loop.time() + 300, fail)
+        assert (await batcher.submit(inputs(2), loop.time() + 300)).tolist() == [[3]]
+        await batcher.drain()
+
+    run(work())
+    assert [str(one) for one in faults] == ["gone"]
+
+
+def test_a_lone_sample_that_takes_nothing_is_computed_by_the_loop(
+    held: tuple[Servable, threading.Event, list[int]],
+) -> None:
+    servable, _, _ = held
+    threads: list[threading.Thread] = []
+
+    def compute(values: np.ndarray) -> np.ndarray:
+        threads.append(threading.current_thread())
+        return values
+
+    setup = dataclasses.replace(servable.setup, is_instant=True)
+    instant = dataclasses.replace(servable, run=compute, setup=setup)
+
+    async def work() -> None:
+        batcher = Batcher(instant, queue=100, wait=0.001)
+        end = asyncio.get_running_loop().time() + 300
+        assert (await batcher.submit(inputs(1), end)).tolist() == [[1]]
+        batcher.requests = 2  # another is being read
+        assert (await batcher.submit(inputs(2), end)).tolist() == [[2]]
+        await batcher.drain()
+
+    run(work())
+    assert [one is threading.main_thread() for one in threads] == [True, False]

@@ -11,7 +11,7 @@ import pytest
 from paceline.schema.signature import Signature
 from paceline.schema.version import Compared, Origin, Version
 from paceline.serve.loader import Servable, prepare
-from paceline.serve.setup import Run
+from paceline.serve.setup import LONE_TURNS, LoneChoice, Run
 
 ABOUT = Version(
     kind="onnx",
@@ -41,17 +41,17 @@ def test_batches_are_as_large_as_they_gain(once: float, each: float, batch: int)
         time.sleep(once + each * len(inputs))
         return inputs
 
-    servable = prepare(ABOUT, lambda threads: (run, lambda: None), 0)
+    servable = prepare(ABOUT, lambda threads, lone: (run, lambda: None), 0)
     servable.close()
     assert servable.setup.batch == batch
 
 
 def test_a_batch_per_core_goes_before_one_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Level in samples per second; the second session is kept if it answers one much sooner."""
+    """Level in samples per second; the second session is kept if it answers one sooner."""
     monkeypatch.setattr("paceline.serve.loader.usable_cores", lambda: 4)
 
     def prepared(one_thread: float, all_threads: float) -> Servable:
-        def maker(threads: int) -> tuple[Run, Callable[[], None]]:
+        def maker(threads: int, lone: bool) -> tuple[Run, Callable[[], None]]:
             seconds = one_thread if threads == 1 else all_threads
 
             def run(inputs: np.ndarray) -> np.ndarray:
@@ -67,7 +67,25 @@ def test_a_batch_per_core_goes_before_one_in_all(monkeypatch: pytest.MonkeyPatch
     kept = prepared(0.1, 0.04)
     assert (kept.setup.workers, kept.setup.threads, kept.size) == (4, 1, 200)
     assert kept.alone is not None
-    single = prepared(0.04, 0.04)
+    single = prepared(0.04, 0.08)
     assert (single.setup.workers, single.alone, single.size) == (4, None, 100)
     wide = prepared(0.4, 0.02)
     assert (wide.setup.workers, wide.setup.threads, wide.alone) == (1, 4, None)
+
+
+def test_lone_requests_go_where_they_are_faster_now() -> None:
+    choice = LoneChoice()
+    seconds = {0: 0.01, 1: 0.005}
+
+    def share() -> float:
+        chosen = []
+        for _ in range(10 * LONE_TURNS):
+            chosen.append(choice.next())
+            choice.note(chosen[-1], seconds[chosen[-1]])
+        return sum(chosen[LONE_TURNS * 5 :]) / (5 * LONE_TURNS)
+
+    assert share() == 1 - 1 / LONE_TURNS
+    seconds[1] = 0.05  # another program has come
+    assert share() == 1 / LONE_TURNS
+    seconds[1] = 0.005
+    assert share() == 1 - 1 / LONE_TURNS
