@@ -2,8 +2,9 @@
 
     python -m benchmarks.peers.accelerate CONFIG --result FILE [--processes N] [--threads N]
 
-Started by torchrun, as its guide allows and as `accelerate launch` does. `split_batches` makes every
-rank take its part of each batch that the loader gives, so that all train on the batches of CONFIG.
+Started by torchrun, as its guide allows and as `accelerate launch` does. `split_batches` makes
+every rank take its part of each batch that the loader gives, so that all train on the batches of
+CONFIG.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def train(request: common.Request) -> None:
         loss = job.parts.loss(job.model(inputs), targets)
         accelerator.backward(loss)
         job.optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     training.train(job, step, training.all_reduce, lambda: {"version": accelerate.__version__})
     if dist.is_initialized():

@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -101,6 +102,19 @@ def on_host(address: str, command: Sequence[str]) -> list[str]:
     variables = [f"{name}={os.environ[name]}" for name in PASSED if name in os.environ]
     words = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(['env', *variables, *command])}"
     return ["ssh", address, words]
+
+
+def wait_for(host: str, port: int, who: str, patience: float) -> None:
+    """Until somebody listens there."""
+    ends = time.monotonic() + patience
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=1.0).close()
+            return
+        except OSError:
+            if time.monotonic() > ends:
+                sys.exit(f"{who} did not listen at {host}:{port} within {patience:.0f} s")
+            time.sleep(0.2)
 
 
 def run_together(commands: Sequence[Sequence[str]]) -> int:

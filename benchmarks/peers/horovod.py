@@ -2,9 +2,9 @@
 
     python -m benchmarks.peers.horovod CONFIG --result FILE [--processes N] [--threads N]
 
-`hvd.DistributedOptimizer`, weights and optimizer state broadcast at the start; started by horovodrun
-on this machine or on the hosts of the lab, which sets no number of threads. Model, batches and
-optimizer are those of CONFIG, as in `benchmarks.peers.ddp`.
+`hvd.DistributedOptimizer`, weights and optimizer state broadcast at the start; started on this
+machine or on the hosts of the lab by horovodrun, which sets no number of threads. Model, batches
+and optimizer are those of CONFIG, as in `benchmarks.peers.ddp`.
 """
 
 from __future__ import annotations

@@ -93,32 +93,40 @@ def plain_step(job: Job) -> Step:
         loss = job.parts.loss(job.model(inputs), targets)
         loss.backward()
         job.optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     return step
 
 
-def train(
+Add = Callable[["torch.Tensor"], "torch.Tensor"]
+"""The sum of a vector over all ranks."""
+
+
+def train(job: Job, step: Step, add: Add, more: Callable[[], dict[str, Any]] = dict) -> None:
+    """Train and write the result; `more` is called by all ranks at the end."""
+    meter = Meter()
+    clock = run_epochs(job, step)
+    finish(job, clock, meter, add, more)
+
+
+def finish(
     job: Job,
-    step: Step,
-    add: Callable[[torch.Tensor], torch.Tensor],
+    clock: common.Clock,
+    meter: Meter,
+    add: Add,
     more: Callable[[], dict[str, Any]] = dict,
 ) -> None:
-    """Train and write the result; `add` sums a vector over all ranks, `more` is called at the end.
+    """Write the result of a training that has just ended.
 
     Losses are means over ranks, which have equal parts of each batch: those of one process.
     """
     import torch
 
-    meter = Meter()
-    clock = run_epochs(job, step)
-    facts = meter.stop(first=job.place == 0)
-    own = [*facts, *(loss / job.world for loss in clock.losses)]
+    own = [*meter.stop(first=job.place == 0), *(loss / job.world for loss in clock.losses)]
     totals = add(torch.tensor(own, dtype=torch.float64)).tolist()
     extra = more()
-    if job.rank != 0:
-        return
-    write(job, clock, meter.seconds, totals, extra)
+    if job.rank == 0:
+        write(job, clock, meter.seconds, totals, extra)
 
 
 def write(
