@@ -20,7 +20,14 @@ from pathlib import Path
 from typing import Any
 
 NOT_INSTALLED = 3
-PASSED = ("PYTHONPATH", "PACELINE_DATA", "PACELINE_CACHE", "ONEDNN_MAX_CPU_ISA")
+PASSED = (
+    "PYTHONPATH",
+    "PACELINE_DATA",
+    "PACELINE_CACHE",
+    "ONEDNN_MAX_CPU_ISA",
+    "RAY_AUTH_MODE",
+    "RAY_AUTH_TOKEN_PATH",
+)
 """Variables that a command on another host needs; ssh gives it a fresh environment."""
 
 
@@ -104,14 +111,18 @@ def on_host(address: str, command: Sequence[str]) -> list[str]:
     return ["ssh", address, words]
 
 
-def wait_for(host: str, port: int, who: str, patience: float) -> None:
-    """Until somebody listens there."""
+def wait_for(
+    process: subprocess.Popen[bytes], host: str, port: int, who: str, patience: float
+) -> None:
+    """Until a process of ours listens there."""
     ends = time.monotonic() + patience
     while True:
         try:
             socket.create_connection((host, port), timeout=1.0).close()
             return
         except OSError:
+            if process.poll() is not None:
+                sys.exit(f"{who} ended with exit code {process.returncode}")
             if time.monotonic() > ends:
                 sys.exit(f"{who} did not listen at {host}:{port} within {patience:.0f} s")
             time.sleep(0.2)

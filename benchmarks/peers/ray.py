@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.peers import common, training
+from paceline.secure.files import write_private
 
 PORT = 6379
 PATIENCE_SECONDS = 180.0
@@ -32,7 +34,11 @@ def main() -> None:
     # Its own figures would go to a server on the internet.
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_V2_ENABLED": "1"}
     hosts = common.lab_hosts()
-    with tempfile.TemporaryDirectory(prefix="ray-") as folder:
+    # Its sockets are in there, and their paths may have no more than 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
+        token = Path(folder, "token")
+        write_private(token, secrets.token_hex(32))
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
         if len(hosts) < 2:
             run(request, Path(folder), hosts)
             return
@@ -49,7 +55,7 @@ def cluster(hosts: list[str], folder: Path) -> Iterator[None]:
     head += ["--include-dashboard", "false", "--temp-dir", str(folder / "s")]
     processes = [subprocess.Popen(head)]
     try:
-        common.wait_for(hosts[0], PORT, "Ray's head", PATIENCE_SECONDS)
+        common.wait_for(processes[0], hosts[0], PORT, "Ray's head", PATIENCE_SECONDS)
         for host in hosts[1:]:
             node = [*ray, "--address", f"{hosts[0]}:{PORT}", "--node-ip-address", host]
             processes.append(subprocess.Popen(common.on_host(host, node)))

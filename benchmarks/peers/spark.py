@@ -52,7 +52,7 @@ def cluster(hosts: list[str], cores: int) -> Iterator[str]:
     head += ["--host", hosts[0], "--port", str(PORT)]
     processes = [subprocess.Popen(head)]
     try:
-        common.wait_for(hosts[0], PORT, "Spark's master", PATIENCE_SECONDS)
+        common.wait_for(processes[0], hosts[0], PORT, "Spark's master", PATIENCE_SECONDS)
         for place, host in enumerate(hosts):
             kind = "org.apache.spark.deploy.worker.Worker"
             worker = [*variables, starter, kind, "--host", host, "--cores", str(cores), address]

@@ -77,10 +77,10 @@ RECIPES: tuple[Recipe, ...] = (
         build=Build(
             packages=(
                 "setuptools==81.0.0",
-                "wheel==0.45.1",
-                "packaging==25.0",
+                "wheel==0.48.0",
+                "packaging==26.3",
                 "pyyaml==6.0.3",
-                "cffi==2.0.0",
+                "cffi==2.1.1",
             ),
             environment={
                 "HOROVOD_WITH_PYTORCH": "1",
