@@ -69,18 +69,23 @@ def prepare(request: common.Request, folder: Path, *, world: int) -> dict[str, A
     from paceline.training.parts import make_parts
 
     config = load_config(request.config)
-    if config.data.augment:
-        sys.exit("TensorFlow's peer trains on samples as they are: set data.augment = false")
     parts = make_parts(config)
     torch.manual_seed(config.seed)
     model = parts.build_model().train()
     batch = config.workload.global_batch(world)
     source = parts.dataset.train
-    inputs, targets = source.fetch(np.arange(len(source)), epoch=0, augment=False)
-    layers, weights = describe(model, inputs[:2])
-    # TensorFlow's convolutions on CPUs want channels last.
-    np.save(folder / "inputs.npy", np.ascontiguousarray(inputs.permute(0, 2, 3, 1).numpy()))
+    before = None
+    for epoch in range(config.train.epochs):
+        every = np.arange(len(source))
+        inputs, targets = source.fetch(every, epoch=epoch, augment=config.data.augment)
+        if before is not None and torch.equal(inputs, before):
+            break  # samples that no epoch changes are written once
+        before = inputs
+        # TensorFlow's convolutions on CPUs want channels last.
+        last = np.ascontiguousarray(inputs.permute(0, 2, 3, 1).numpy())
+        np.save(folder / f"inputs-{epoch}.npy", last)
     np.save(folder / "targets.npy", targets.numpy().astype(np.int64))
+    layers, weights = describe(model, inputs[:2])
     np.savez(folder / "weights.npz", **weights)
     settings = config.optimizer
     if settings.name not in ("sgd", "adam"):

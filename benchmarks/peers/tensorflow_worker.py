@@ -62,11 +62,14 @@ def mirrored(request: common.Request, folder: Path, facts: dict[str, Any], index
         # The loss of this worker: all are brought together at the end, not over the network.
         return strategy.run(replica, args=(inputs, targets))
 
-    inputs, targets = np.load(folder / "inputs.npy", mmap_mode="r"), np.load(folder / "targets.npy")
+    targets = np.load(folder / "targets.npy")
     batches = SameBatches(facts["samples"], facts["batch"], facts["seed"], index, facts["world"])
     meter, clock, done = Meter(), common.Clock(), 0
     for epoch in range(facts["epochs"]):
         batches.epoch = epoch
+        written = folder / f"inputs-{epoch}.npy"
+        if written.exists():
+            inputs = np.load(written, mmap_mode="r")
         clock.start()
         for own in batches:
             loss = update(tf.constant(inputs[own]), tf.constant(targets[own]))
@@ -129,11 +132,11 @@ def coordinate(request: common.Request, folder: Path, facts: dict[str, Any]) -> 
 
 def own_dataset(folder: Path, facts: dict[str, Any], batch: int) -> Any:
     """The samples from files, which every worker reads by itself, over and over."""
-    shape = np.load(folder / "inputs.npy", mmap_mode="r").shape[1:]
+    shape = np.load(folder / "inputs-0.npy", mmap_mode="r").shape[1:]
     record = int(np.prod(shape)) * 4
-    header = os.path.getsize(folder / "inputs.npy") - facts["samples"] * record  # noqa: PTH202
+    header = os.path.getsize(folder / "inputs-0.npy") - facts["samples"] * record  # noqa: PTH202
     inputs = tf.data.FixedLengthRecordDataset(
-        str(folder / "inputs.npy"), record, header_bytes=header
+        str(folder / "inputs-0.npy"), record, header_bytes=header
     ).map(lambda text: tf.reshape(tf.io.decode_raw(text, tf.float32), shape))
     targets = tf.data.Dataset.from_tensor_slices(np.load(folder / "targets.npy"))
     both = tf.data.Dataset.zip((inputs, targets)).cache()
@@ -166,7 +169,7 @@ def optimizer_of(facts: dict[str, Any]) -> Any:
 
 def build(folder: Path, facts: dict[str, Any]) -> Any:
     """The layers in Keras, with PyTorch's first weights."""
-    shape = np.load(folder / "inputs.npy", mmap_mode="r").shape[1:]
+    shape = np.load(folder / "inputs-0.npy", mmap_mode="r").shape[1:]
     weights = np.load(folder / "weights.npz")
     start = tf.keras.Input(shape=shape)
     values = {"input": start}

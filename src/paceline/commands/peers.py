@@ -8,7 +8,7 @@ import click
 
 from paceline.errors import shortened
 from paceline.studies.peers import environments
-from paceline.studies.peers.recipes import names
+from paceline.studies.peers.recipes import names, recipe
 
 
 @click.group(
@@ -114,20 +114,24 @@ def _list(as_json: bool) -> None:
     from paceline.text import terminal
 
     table = Table()
-    for title in ("peer", "here", "version", "torch", "size", "what it is", "what is missing"):
-        table.add_column(title, no_wrap=title in ("peer", "here", "version", "torch", "size"))
+    for title in ("peer", "here", "version", "torch", "size", "what it is"):
+        table.add_column(title, no_wrap=title != "what it is")
     for row in rows:
-        here = "yes" if row["installed"] else "outdated" if row["outdated"] else "no"
-        needs = [f"{name} is not here" for name in row["missing"]]
         table.add_row(
             row["name"],
-            here,
+            "yes" if row["installed"] else "outdated" if row["outdated"] else "no",
             row["version"] or f"({row['wanted']})",
             row["torch"] or "",
             f"{row['bytes'] / 1e9:.1f} GB" if row["bytes"] else "",
             row["title"],
-            ": ".join([*needs, row["remedy"]]) if row["remedy"] else "",
         )
     console = terminal()
     console.print(table)
-    console.print(f"in {environments.peers_root()}", highlight=False, markup=False)
+    click.echo(f"in {environments.peers_root()}")
+    absent = [row["name"] for row in rows if not row["installed"]]
+    if absent:
+        click.echo(f"to install what is not here: paceline peers install {' '.join(absent)}")
+    for row in rows:
+        for program in recipe(row["name"]).programs:
+            if program.name in row["missing"]:
+                click.echo(f"{row['name']} needs {program.name}: {program.remedy}")

@@ -102,7 +102,8 @@ def test_steps_fit_on_two_cores_and_cover_the_study(experiment: Experiment) -> N
     for step in experiment.steps:
         servers = [host for host in step.hosts if isinstance(host, dict)]
         assert len(step.hosts) - len(servers) == step.facts["workers"]
-        served = step.settings.get("exchange.kind") == "parameter_server"
+        kinds = (step.settings.get("exchange.kind"), step.variant)
+        served = "parameter_server" in kinds or "server" in kinds
         assert [host["role"] for host in servers] == (["server"] if served else [])
 
 

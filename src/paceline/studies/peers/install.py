@@ -7,6 +7,7 @@ one begins anew.
 
 from __future__ import annotations
 
+import functools
 import json
 import platform
 import re
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
+from typing import Protocol
 
 from paceline.config.environment import child_environment
 from paceline.errors import RunError, UnsupportedError
@@ -40,6 +42,12 @@ LIMIT_SECONDS = 2 * 3600.0
 """Of one step: Horovod's source takes 9 minutes on 2 quiet cores."""
 
 
+class Show(Protocol):
+    """Gets what pip said last, and the part of the install that is done."""
+
+    def __call__(self, text: str, part: float) -> None: ...
+
+
 @dataclass(frozen=True)
 class Stage:
     """One step of an install; of several commands the first that succeeds counts."""
@@ -54,7 +62,7 @@ def install(
     *,
     again: bool = False,
     say: Callable[[str], None] = print,
-    show: Callable[[str, float], None] = lambda text, part: None,
+    show: Show = lambda text, part: None,
 ) -> Peer:
     """Install a peer where it is not whole; `show` gets what pip said last and the part done."""
     peer = find_peer(name)
@@ -78,7 +86,7 @@ def install(
         for number, stage in enumerate(stages):
             say(f"{name} [{number + 1}/{len(stages)}] {stage.title}")
             part = number / len(stages)
-            run_stage(peer, stage, log, held, lambda text, part=part: show(text, part))
+            run_stage(peer, stage, log, held, functools.partial(show, part=part))
         record = Record(
             recipe=fingerprint(peer.recipe),
             python=platform.python_version(),
@@ -237,4 +245,6 @@ def packages_in(peer: Peer) -> dict[str, str]:
         check=True,
         env=child_environment({"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONPATH": ""}),
     )
-    return {each["name"]: each["version"] for each in json.loads(done.stdout)}
+    # One name in several spellings: tensorflow_cpu is what is asked for as tensorflow-cpu.
+    found = json.loads(done.stdout)
+    return {each["name"].lower().replace("_", "-"): each["version"] for each in found}

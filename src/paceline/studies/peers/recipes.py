@@ -100,6 +100,7 @@ RECIPES: tuple[Recipe, ...] = (
         module="pyspark.ml.torch.distributor",
         package="pyspark",
         version="4.3.0",
+        with_packages=("pandas==3.1.1", "pyarrow==26.0.1"),  # barrier tasks on a cluster need them
         programs=(JAVA,),
     ),
     Recipe(
