@@ -26,18 +26,24 @@ def run(request: common.Request, folder: Path) -> None:
         coordinate(request, folder, facts)
     else:
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        settings = tf.compat.v1.ConfigProto()
+        settings.intra_op_parallelism_threads = request.threads
+        # As its guide says: with fewer, tasks that wait for each other never end.
+        settings.inter_op_parallelism_threads = max(common.visible_cores(), facts["world"] + 1)
         tf.distribute.Server(
             resolver.cluster_spec(),
             job_name=task["type"],
             task_index=int(task["index"]),
             protocol="grpc",
+            config=settings,
         ).join()
 
 
 def pin(request: common.Request, index: int, kind: str) -> None:
     """Threads of a worker, and its part of the cores; servers take what is left."""
     tf.config.threading.set_intra_op_parallelism_threads(request.threads)
-    tf.config.threading.set_inter_op_parallelism_threads(max(1, request.threads))
+    if request.variant == "mirrored":
+        tf.config.threading.set_inter_op_parallelism_threads(request.threads)
     if kind == "worker":
         cores = sorted(os.sched_getaffinity(0))
         each = max(1, len(cores) // request.processes)
