@@ -120,6 +120,12 @@ def size_of(folder: Path) -> int:
     return total
 
 
+def _version(record: Record, package: str) -> str | None:
+    """Of a package, whichever way pip spells it: tensorflow_cpu is tensorflow-cpu."""
+    found = {name.lower().replace("_", "-"): value for name, value in record.packages.items()}
+    return found.get(package)
+
+
 def facts(peer: Peer) -> dict[str, Any]:
     """What `paceline peers` tells of one, as JSON-able values."""
     record = peer.record
@@ -129,7 +135,7 @@ def facts(peer: Peer) -> dict[str, Any]:
         "installed": peer.installed,
         "outdated": peer.outdated,
         "ready": peer.ready,
-        "version": record.packages.get(peer.recipe.package) if record else None,
+        "version": _version(record, peer.recipe.package) if record else None,
         "wanted": peer.recipe.version,
         "torch": record.packages.get("torch") if record else None,
         "bytes": record.bytes if record else None,

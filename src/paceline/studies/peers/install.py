@@ -245,6 +245,4 @@ def packages_in(peer: Peer) -> dict[str, str]:
         check=True,
         env=child_environment({"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONPATH": ""}),
     )
-    # One name in several spellings: tensorflow_cpu is what is asked for as tensorflow-cpu.
-    found = json.loads(done.stdout)
-    return {each["name"].lower().replace("_", "-"): each["version"] for each in found}
+    return {each["name"]: each["version"] for each in json.loads(done.stdout)}
