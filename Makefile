@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: train test test-slow test-engines fuzz check format docs screenshots bench bench-local clean
+.PHONY: train test test-slow test-engines fuzz check format docs screenshots bench bench-local peers clean
 
 train: $(READY)
 	$(BIN)/paceline train
@@ -62,6 +62,13 @@ bench: $(READY)
 
 bench-local: $(READY)
 	$(BIN)/python -m benchmarks.local
+
+# Other systems, installed in the cache and run beside Paceline for a short while.
+# `make peers PEERS=all` takes them all (9 GB, Horovod is compiled); then `python -m benchmarks.beside`.
+PEERS ?= accelerate lightning
+peers: $(READY)
+	$(BIN)/paceline peers install $(PEERS)
+	$(BIN)/python -m benchmarks.beside --size small --place one --rounds 1 --out runs/beside
 
 clean:
 	rm -rf $(VENV) $(ENGINES:%=.venv-%) .pytest_cache .mypy_cache .ruff_cache build dist site src/*.egg-info

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import shlex
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -18,7 +20,14 @@ from pathlib import Path
 from typing import Any
 
 NOT_INSTALLED = 3
-PASSED = ("PYTHONPATH", "PACELINE_DATA", "PACELINE_CACHE", "ONEDNN_MAX_CPU_ISA")
+PASSED = (
+    "PYTHONPATH",
+    "PACELINE_DATA",
+    "PACELINE_CACHE",
+    "ONEDNN_MAX_CPU_ISA",
+    "RAY_AUTH_MODE",
+    "RAY_AUTH_TOKEN_PATH",
+)
 """Variables that a command on another host needs; ssh gives it a fresh environment."""
 
 
@@ -28,27 +37,40 @@ class Request:
 
     config: Path
     result: Path
-    processes: int | None
+    processes: int
+    """On each host."""
+    threads: int
+    """Of each process, which is then pinned to its part of the cores; 0: as its launcher leaves
+    them."""
+    variant: str
+    """Where a peer has several ways."""
     worker: bool
 
     @property
     def words(self) -> list[str]:
         """For the worker that a launcher starts."""
-        return [str(self.config), "--result", str(self.result), "--worker"]
+        numbers = ["--processes", str(self.processes), "--threads", str(self.threads)]
+        way = ["--variant", self.variant] if self.variant else []
+        return [str(self.config), "--result", str(self.result), *numbers, *way, "--worker"]
 
 
-def read_request(description: str | None) -> Request:
-    """From the command line."""
+def read_request(description: str | None, variants: Sequence[str] = ()) -> Request:
+    """From the command line; of `variants` the first is what is run when none is asked for."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("config", type=Path)
     parser.add_argument("--result", type=Path, required=True)
     parser.add_argument("--processes", type=int, help="on each host; one per visible core")
+    parser.add_argument("--threads", type=int, default=0, help="of each; 0: the launcher's own")
+    if variants:
+        parser.add_argument("--variant", choices=variants, default=variants[0])
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     return Request(
         config=asked.config.resolve(),
         result=asked.result.resolve(),
-        processes=asked.processes,
+        processes=asked.processes or visible_cores(),
+        threads=asked.threads,
+        variant=asked.variant if variants else "",
         worker=asked.worker,
     )
 
@@ -66,11 +88,44 @@ def visible_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def use_cores(request: Request, place: int) -> None:
+    """Pin this process, the one at `place` of its host's, to its part of the visible cores.
+
+    Only where threads are asked for: pinned like Paceline's own ranks, and as many threads.
+    """
+    if not request.threads:
+        return
+    import torch
+
+    cores = sorted(os.sched_getaffinity(0))
+    each = max(1, len(cores) // request.processes)
+    first = place * each % len(cores)
+    os.sched_setaffinity(0, cores[first : first + each])
+    torch.set_num_threads(request.threads)
+
+
 def on_host(address: str, command: Sequence[str]) -> list[str]:
     """The command line that runs a command on another host, from this directory."""
     variables = [f"{name}={os.environ[name]}" for name in PASSED if name in os.environ]
     words = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(['env', *variables, *command])}"
     return ["ssh", address, words]
+
+
+def wait_for(
+    process: subprocess.Popen[bytes], host: str, port: int, who: str, patience: float
+) -> None:
+    """Until a process of ours listens there."""
+    ends = time.monotonic() + patience
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=1.0).close()
+            return
+        except OSError:
+            if process.poll() is not None:
+                sys.exit(f"{who} ended with exit code {process.returncode}")
+            if time.monotonic() > ends:
+                sys.exit(f"{who} did not listen at {host}:{port} within {patience:.0f} s")
+            time.sleep(0.2)
 
 
 def run_together(commands: Sequence[Sequence[str]]) -> int:
@@ -92,9 +147,18 @@ def run_together(commands: Sequence[Sequence[str]]) -> int:
             process.wait()
 
 
-def not_installed(line: str) -> None:
-    """Say how to install the peer, and end."""
-    print(f"not installed: {line}", file=sys.stderr)
+def require(name: str) -> None:
+    """End with the line that makes a peer ready, unless this is its environment."""
+    from paceline.studies.peers.environments import find_peer, install_line
+
+    peer = find_peer(name)
+    if importlib.util.find_spec(peer.recipe.module.partition(".")[0]) is None:
+        sentence = install_line(name)
+    elif peer.missing:
+        sentence = "; ".join(program.remedy for program in peer.missing)
+    else:
+        return
+    print(f"not installed: {sentence}", file=sys.stderr)
     sys.exit(NOT_INSTALLED)
 
 
@@ -109,6 +173,8 @@ class Clock:
     """Seconds of every epoch and update, evaluation left out."""
 
     epochs: list[dict[str, Any]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    """Of this process, one per update."""
     updates: list[float] = field(default_factory=list)
     _mark: float = 0.0
 

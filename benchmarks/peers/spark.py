@@ -1,6 +1,6 @@
 """Apache Spark: its TorchDistributor runs the stock DDP training as barrier tasks.
 
-    python -m benchmarks.peers.spark CONFIG --result FILE [--processes N]
+    python -m benchmarks.peers.spark CONFIG --result FILE [--processes N] [--threads N]
 
 On the hosts of a lab a standalone cluster is started: the master here, a worker on every host with
 one core for each process. On one machine Spark runs in local mode. Training itself is that of
@@ -10,33 +10,29 @@ one core for each process. On one machine Spark runs in local mode. Training its
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import common
 
-INSTALL = "apt-get install -y default-jre-headless && pip install pyspark==3.5.6"
 PORT = 7077
 PATIENCE_SECONDS = 120.0
 
 
 def main() -> None:
     request = common.read_request(__doc__)
-    if importlib.util.find_spec("pyspark") is None or shutil.which("java") is None:
-        common.not_installed(INSTALL)
+    common.require("spark")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     hosts = common.lab_hosts()
-    processes = request.processes or common.visible_cores()
+    processes = request.processes
+    # A task's Python is Spark's to choose, unless it is told.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     if len(hosts) < 2:
         run(request, f"local[{processes}]", processes, cores=processes)
         return
@@ -56,7 +52,7 @@ def cluster(hosts: list[str], cores: int) -> Iterator[str]:
     head += ["--host", hosts[0], "--port", str(PORT)]
     processes = [subprocess.Popen(head)]
     try:
-        wait_for(hosts[0], PORT)
+        common.wait_for(processes[0], hosts[0], PORT, "Spark's master", PATIENCE_SECONDS)
         for place, host in enumerate(hosts):
             kind = "org.apache.spark.deploy.worker.Worker"
             worker = [*variables, starter, kind, "--host", host, "--cores", str(cores), address]
@@ -70,21 +66,9 @@ def cluster(hosts: list[str], cores: int) -> Iterator[str]:
             process.wait()
 
 
-def wait_for(host: str, port: int) -> None:
-    """Until somebody listens there."""
-    ends = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        try:
-            socket.create_connection((host, port), timeout=1.0).close()
-            return
-        except OSError:
-            if time.monotonic() > ends:
-                sys.exit(f"Spark's master did not listen within {PATIENCE_SECONDS:.0f} s")
-            time.sleep(0.2)
-
-
 def run(request: common.Request, master: str, processes: int, *, cores: int) -> None:
     """Train, and take out of the result what ranks cannot know of each other under Spark."""
+    import pyspark
     from pyspark.ml.torch.distributor import (  # type: ignore[import-not-found,unused-ignore]
         TorchDistributor,
     )
@@ -97,11 +81,12 @@ def run(request: common.Request, master: str, processes: int, *, cores: int) -> 
     try:
         local = master.startswith("local")
         distributor = TorchDistributor(num_processes=processes, local_mode=local, use_gpu=False)
-        distributor.run(worker, str(request.config), str(request.result))
+        distributor.run(worker, request)
     finally:
         session.stop()
     result: dict[str, Any] = json.loads(request.result.read_text())
     result.pop("bytes_sent", None)  # every task believes itself the first of its host
+    result["version"] = pyspark.__version__
     common.write_result(request.result, result)
 
 
@@ -116,11 +101,11 @@ def settings(cores: int) -> dict[str, str]:
     }
 
 
-def worker(config: str, result: str) -> None:
+def worker(request: common.Request) -> None:
     """One rank, in a task of Spark's."""
     from benchmarks.peers import ddp
 
-    ddp.train(common.Request(config=Path(config), result=Path(result), processes=None, worker=True))
+    ddp.train(request)
 
 
 if __name__ == "__main__":

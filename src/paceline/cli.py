@@ -47,6 +47,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "lab": ("paceline.commands.lab", "An emulated cluster on this machine: run, check, clean."),
     "bench": ("paceline.commands.bench", "Compare exchanges and shares on emulated hosts."),
     "experiment": ("paceline.commands.experiment", "Run a study here, beside plain PyTorch."),
+    "peers": ("paceline.commands.peers", "Install other systems to be measured beside."),
     "hosts": ("paceline.commands.hosts", "Bring bare machines to readiness over ssh."),
     "doctor": ("paceline.commands.doctor", "Check this machine: cores, memory, versions, data."),
 }

@@ -34,6 +34,8 @@ from paceline.lab.spec import LabSpec
 from paceline.schema import write_json
 from paceline.schema.plain import parse_json
 from paceline.studies.outcome import StepOutcome, load_outcome, read_object
+from paceline.studies.peers.environments import find_peer
+from paceline.studies.peers.recipes import names as peer_names
 from paceline.studies.process import execute, locked, step_lock
 from paceline.studies.spec import Experiment, StudyStep, at_hand
 
@@ -207,9 +209,11 @@ def command_of(work: Work, *, resuming: bool = False) -> list[str]:
         command += ["--engine", step.engine] if step.engine else []
         command += ["--resume"] if resuming else []
     elif step.kind == "peer":
-        command = [sys.executable, "-m", f"{'.'.join(PEERS)}.{step.peer}", str(work.config)]
-        command += ["--result", str(work.result)]
+        command = [peer_python(step.peer), "-m", f"{'.'.join(PEERS)}.{step.peer}"]
+        command += [str(work.config), "--result", str(work.result)]
         command += ["--processes", str(step.processes)] if step.processes else []
+        command += ["--threads", str(step.threads)] if step.threads else []
+        command += ["--variant", step.variant] if step.variant else []
     else:
         places = {"{config}": work.config, "{step}": work.folder, "{out}": work.out}
         command = list(step.command)
@@ -229,6 +233,13 @@ def peer_root(name: str) -> Path | None:
         if root.joinpath(*PEERS, f"{name}.py").is_file():
             return root
     return None
+
+
+def peer_python(name: str) -> str:
+    """The Python of a peer's own environment; ours where it has none, or it is not installed."""
+    if name in peer_names() and (peer := find_peer(name)).installed:
+        return str(peer.python)
+    return sys.executable
 
 
 def shown(command: Sequence[str]) -> str:
@@ -343,5 +354,6 @@ def _environment(step: StudyStep) -> dict[str, str] | None:
     root = peer_root(step.peer)
     if root is None:
         return None
-    paths = [str(root), child_environment({}).get("PYTHONPATH", "")]
+    # Environments of peers have what Paceline needs, and Paceline itself from where it is here.
+    paths = [str(root), str(root / "src"), child_environment({}).get("PYTHONPATH", "")]
     return child_environment({"PYTHONPATH": os.pathsep.join(path for path in paths if path)})

@@ -83,6 +83,10 @@ class StudyStep:
     """For kind = "peer": which file of benchmarks/peers."""
     processes: int | None = rule(default=None, minimum=1)
     """For kind = "peer": processes on each host; one per visible core when left out."""
+    threads: int = rule(default=0, minimum=0)
+    """For kind = "peer": threads of each process; 0: as its launcher leaves them."""
+    variant: str = ""
+    """For kind = "peer": which of the peer's ways, where it has several."""
     command: tuple[str, ...] = ()
     """For kind = "command"; "{config}", "{step}" and "{out}" stand for paths."""
     fails: bool = False

@@ -19,6 +19,7 @@ from paceline.studies.lerat.findings import findings
 from paceline.studies.lerat.speeds import GPU_SETUPS, SETUPS, WORKS, speedup
 from paceline.studies.outcome import Claim, load_outcomes
 from paceline.studies.page import write_experiment
+from paceline.studies.peers.recipes import names, recipe
 from paceline.studies.running import check
 from paceline.studies.spec import Experiment, find_experiment, load_experiment
 
@@ -55,7 +56,7 @@ def test_steps_cover_the_study_and_fit_on_two_cores(experiment: Experiment) -> N
     quick = load_experiment(experiment.folder, quick=True)
     check(quick)
     assert all(step.cores <= 2.0 for step in experiment.steps)
-    assert sum(step.seconds for step in experiment.steps) <= 30 * 60
+    assert sum(step.seconds for step in experiment.steps) <= 120 * 60
     assert 0 < sum(step.seconds for step in quick.steps) <= 10 * 60
     for work in WORKS:
         have = {s.facts["setup"] for s in experiment.steps if s.facts.get("work") == work}
@@ -154,16 +155,16 @@ def test_two_hosts_must_be_faster_and_exact(
     assert found["Paceline's own: two host"].verdict == verdict
     assert found["The network carries at m"].verdict == "does not hold"
     table = findings(load_outcomes(experiment, tmp_path)).sections[1].tables[0]
-    rows = {row[1]: row for row in table.rows if row[0] == "AlexNet"}
+    rows = {row[1]: row for row in reversed(table.rows) if row[0] == "AlexNet"}
     ratio = rows["Paceline, raced"][4]
     assert isinstance(ratio, float)
     assert ratio == pytest.approx(own / 100, rel=0.03)
-    assert rows["stock DDP, a process per core"][5] == pytest.approx(3.0)
+    assert rows["stock DDP"][5] == pytest.approx(3.0)
     assert rows["Paceline, raced"][5] == pytest.approx(2.77)
 
 
 def test_a_peer_that_is_not_installed_says_how(experiment: Experiment, tmp_path: Path) -> None:
-    said = "not installed: pip install horovod"
+    said = "not installed: paceline peers install horovod"
     step = experiment.step("alexnet-hosts-horovod")
     folder = tmp_path / "steps" / step.name
     folder.mkdir(parents=True)
@@ -175,12 +176,26 @@ def test_a_peer_that_is_not_installed_says_how(experiment: Experiment, tmp_path:
     assert f"Horovod is {said}" in found.sections[1].text
 
 
-@pytest.mark.parametrize("peer", ["horovod", "spark"])
+def test_of_several_settings_of_a_peer_the_fastest_counts(
+    experiment: Experiment, tmp_path: Path
+) -> None:
+    leave(experiment, tmp_path, "alexnet-baseline", 50.0)
+    leave(experiment, tmp_path, "alexnet-hosts-ray", 60.0, processes=4, threads=1)
+    leave(experiment, tmp_path, "alexnet-hosts-ray-1x2", 90.0, processes=2, threads=2)
+    outcomes = load_outcomes(experiment, tmp_path)
+    assert speedup(outcomes, "simple_big", "ray") == pytest.approx(1.8, rel=0.03)
+    rows = [row for row in findings(outcomes).sections[1].tables[0].rows if row[1] == "Ray"]
+    assert [row[2:4] for row in rows if row[0] == "AlexNet"] == [
+        ("2 processes x 1 thread", 60.0),
+        ("1 process x 2 threads", 90.0),
+    ]
+
+
+@pytest.mark.parametrize("peer", names())
 def test_peers_end_with_the_line_that_installs_them(peer: str) -> None:
-    if find_spec({"horovod": "horovod", "spark": "pyspark"}[peer]) is not None:
+    if find_spec(recipe(peer).module.partition(".")[0]) is not None:
         pytest.skip(f"{peer} is installed here")
     command = [sys.executable, "-m", f"benchmarks.peers.{peer}", "config.toml", "--result", "x"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 3
-    assert done.stderr.startswith("not installed: ")
-    assert "pip install" in done.stderr
+    assert done.stderr == f"not installed: paceline peers install {peer}\n"

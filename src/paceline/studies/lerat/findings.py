@@ -15,6 +15,7 @@ from paceline.studies.lerat.speeds import (
     find,
     images_per_second,
     measured_updates,
+    ranks_of,
     speedup,
     why_not,
 )
@@ -187,14 +188,19 @@ def _hosts_section(outcomes: Outcomes) -> Section:
     rows: list[tuple[Cell, ...]] = []
     for work in reversed(WORKS):
         stock = images_per_second(find(outcomes, work, "ddp"))
-        for setup in SETUPS:
-            outcome = find(outcomes, work, setup.key)
-            if setup.place != "hosts" or outcome is None:
-                continue
+        pairs = [
+            (setup, outcome)
+            for setup in SETUPS
+            if setup.place == "hosts"
+            for outcome in outcomes.where(work=work, setup=setup.key)
+        ]
+        for setup, outcome in pairs:
             speed, sent = images_per_second(outcome), bytes_per_update(outcome)
-            how = outcome.run.strategy if outcome.run is not None and outcome.done else None
-            if outcome.run is not None and outcome.run.plan is not None and outcome.done:
-                how = f"{describe(outcome.run.plan.nodes[0])}; {outcome.run.exchange}"
+            how = ranks_of(outcome) if outcome.run is None and outcome.done else None
+            if outcome.run is not None and outcome.done:
+                how = outcome.run.strategy
+                if outcome.run.plan is not None:
+                    how = f"{describe(outcome.run.plan.nodes[0])}; {outcome.run.exchange}"
             rows.append(
                 (
                     MODELS[work],
@@ -218,7 +224,8 @@ def _hosts_section(outcomes: Outcomes) -> Section:
         key="hosts",
         title="Two hosts",
         text=(
-            "Stock DDP runs one process per core that it sees, under torchrun over Gloo; Paceline"
+            "Stock DDP, Horovod, Spark and Ray run with a process per core that they see, and with"
+            " one that has all cores; where other tables have one row, it is the fastest. Paceline"
             " races each host's own strategies, runs one MPI task per host and splits large linear"
             " layers over hosts where that sends fewer bytes (docs/partition.md).",
             *_to_install(outcomes),

@@ -159,7 +159,7 @@ def speeds(study: Study) -> list[Figure]:
     """Speedup of every network, and the load of the workers."""
     order = _order(study, least=2)
     found = []
-    ideal = _bars(study, "worker by worker", 3, lambda each: float(each.workers), "ring")
+    ideal = _bars(study, "worker by worker", len(KINDS), lambda each: float(each.workers), "ring")
     speedup = [_bars(study, TITLES[k], n, study.speedup, k) for n, k in enumerate(KINDS)]
     speedup = [each for each in speedup if each.x]
     if speedup:

@@ -8,8 +8,15 @@ from typing import Any
 
 from paceline.studies.shi.measures import Measured
 
-KINDS = ("ring", "server", "ddp")
-TITLES = {"ring": "ring", "server": "parameter server", "ddp": "stock DDP", "alone": "one worker"}
+KINDS = ("ring", "server", "ddp", "tf_ring", "tf_server")
+TITLES = {
+    "ring": "ring",
+    "server": "parameter server",
+    "ddp": "stock DDP",
+    "tf_ring": "TensorFlow ring",
+    "tf_server": "TensorFlow server",
+    "alone": "one worker",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

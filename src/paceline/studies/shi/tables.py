@@ -98,17 +98,17 @@ def speeds(study: Study) -> Table:
             found = [study.one(model, kind, workers) for kind in KINDS]
             if workers == 1:
                 found[0] = alone
-            ring, server, ddp = found
+            server = found[KINDS.index("server")]
             server_cpu = server.server_cpu if server is not None else None
             rows.append(
                 (
                     study.title(model),
                     workers,
-                    *(each.speed if each is not None else None for each in (ring, server, ddp)),
+                    *(each.speed if each is not None else None for each in found),
                     *(study.speedup(each) if each is not None else None for each in found),
                     str(study.published["ring"]) if workers > 1 else None,
                     str(study.published["server"]) if workers > 1 else None,
-                    *(each.cpu if each is not None else None for each in (ring, server, ddp)),
+                    *(each.cpu if each is not None else None for each in found[:4]),
                     server_cpu,
                 )
             )
@@ -121,18 +121,23 @@ def speeds(study: Study) -> Table:
             "ring images/s",
             "server images/s",
             "DDP images/s",
+            "TensorFlow ring images/s",
+            "TensorFlow server images/s",
             "ring speedup",
             "server speedup",
             "DDP speedup",
+            "TensorFlow ring speedup",
+            "TensorFlow server speedup",
             "study: ring",
             "study: server",
             "ring CPU",
             "server's workers CPU",
             "DDP CPU",
+            "TensorFlow ring CPU",
             "server host CPU",
         ),
         rows=tuple(rows),
-        formats=("", "", *(",.1f",) * 3, *(".2f",) * 3, "", "", *(".0%",) * 4),
+        formats=("", "", *(",.1f",) * 5, *(".2f",) * 5, "", "", *(".0%",) * 5),
     )
 
 
