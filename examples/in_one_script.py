@@ -2,16 +2,15 @@
 
 python examples/in_one_script.py
 
-Nothing is in a module that other processes could import, and there is no `if __name__ ==
-"__main__"`: Paceline sends the objects to its processes, proves on a copy that several of them train
-the same as one, and uses them where they are faster. What it tried stands in legs.jsonl.
+Nothing is in a module that other processes could import, and no line asks for the script's name.
+Paceline sends the objects to its processes, proves on a copy that several of them train the same
+as one, and uses them where they are faster. What it tried stands in legs.jsonl.
 """
 
 # %% Data: tones in noise. Which note is it, and how loud?
 
 import json
 import math
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -111,7 +110,7 @@ result = paceline.train(
 # %% What came of it
 
 print(f"{result.summary['best_value']:.1%} of the notes are right")
-for line in (Path(result.path) / "legs.jsonl").read_text().splitlines():
+for line in (result.run / "legs.jsonl").read_text().splitlines():
     leg = json.loads(line)
     print(f"{leg['updates']:5} updates with {leg['name']}, {leg['role']}: {leg['began']}")
 

@@ -87,6 +87,7 @@ def test_everything_in_one_script_reaches_processes_and_is_proved_there(tmp_path
         head: head + slow,
         budget: f'"pilot.budget": 1.0, {budget}',
         "Tones(3000": "Tones(1000",
+        "Tones(500": "Tones(100",
         "EPOCHS = 8": "EPOCHS = 60",
     }.items():
         assert code.count(old) == 1, old
