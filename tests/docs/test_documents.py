@@ -17,6 +17,7 @@ import pytest
 import paceline
 from paceline.cli import COMMANDS
 from paceline.config import config_from, load_config
+from paceline.schema.legs import read_legs
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -63,6 +64,49 @@ def test_examples_of_steps_train(tmp_path: Path, name: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert EXAMPLES[name] in done.stdout
+
+
+UNTIL_RANKS_COME = """
+    import os, pathlib, time
+    if "PACELINE_RANK" in os.environ:
+        pathlib.Path(SEEN).touch()
+    elif not pathlib.Path(SEEN).exists():
+        time.sleep(0.5)
+"""
+"""A step is long until other processes have come: what they cost to try is then always worth it."""
+
+
+@pytest.mark.slow
+@pytest.mark.world_size(2)
+def test_everything_in_one_script_reaches_processes_and_is_proved_there(tmp_path: Path) -> None:
+    code = (ROOT / "examples" / "in_one_script.py").read_text()
+    head = "def step(model, batch):\n"
+    slow = UNTIL_RANKS_COME.replace("SEEN", repr(str(tmp_path / "seen"))).lstrip("\n")
+    budget = '"optimizer.learning_rate"'
+    for old, new in {
+        head: head + slow,
+        budget: f'"pilot.budget": 1.0, {budget}',
+        "Tones(3000": "Tones(1000",
+        "Tones(500": "Tones(100",
+        "EPOCHS = 8": "EPOCHS = 60",
+    }.items():
+        assert code.count(old) == 1, old
+        code = code.replace(old, new)
+    (tmp_path / "notebook.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "notebook.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=1500,
+        env=os.environ | {"PACELINE_CACHE": str(tmp_path / "cache")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "of the notes are right" in done.stdout
+    run = tmp_path / "runs" / "latest"
+    tried = [leg for leg in read_legs(run / "legs.jsonl") if leg.name.startswith("processes")]
+    assert tried, done.stdout
+    assert not any(leg.ended for leg in tried)  # a plan that fails its proof ends its leg
+    assert sum(leg.updates for leg in tried) > 0
+    assert json.loads((run / "proof.json").read_text())["passed"]
+    assert 'model = "object:__main__.Listener"' in (run / "config.toml").read_text()
 
 
 OTHERS = {

@@ -33,6 +33,9 @@ class Faulty(nn.Module):
             Path(self.slow_until).touch()
         if self.fault == "raise":
             raise ValueError("the sample of doom")
+        if self.fault == "ended":  # as `timeout` and systemd end all processes of a training
+            os.kill(os.getppid(), signal.SIGTERM)
+            raise ValueError("this process is to end, too")
         if self.fault == "exit":
             os._exit(3)
         if self.fault == "kill":

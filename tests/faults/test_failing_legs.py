@@ -127,3 +127,17 @@ def test_ctrl_c_in_a_leg_of_ranks_saves_and_the_rest_can_be_done(
     legs = read_legs(run / "legs.jsonl")
     assert [leg.first for leg in legs[1:]] == [leg.first + leg.updates for leg in legs[:-1]]
     assert legs[-1].first + legs[-1].updates == more
+
+
+@pytest.mark.slow
+@pytest.mark.world_size(2)
+def test_a_leg_that_fails_while_the_training_is_stopped_loses_nothing(
+    run_cli, tmp_path: Path
+) -> None:
+    words = settings("ended", slow_until=str(tmp_path / "failed"))
+    teach(words, **{"processes 2x1": 0.001, "replicas 2x1": 2.0})
+    done = run_cli("train", *words, "--run", tmp_path / "run", timeout=600)
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    saved = json.loads((tmp_path / "run" / "checkpoints" / "latest" / "state.json").read_text())
+    legs = read_legs(tmp_path / "run" / "legs.jsonl")
+    assert saved["position"]["update"] == sum(leg.updates for leg in legs) > 0

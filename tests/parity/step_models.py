@@ -201,6 +201,16 @@ def summed_loss(outputs: torch.Tensor, targets: torch.Tensor) -> Any:
     return {"loss": loss, "weight": "sum"}
 
 
+def smoothed_loss(outputs: torch.Tensor, targets: torch.Tensor) -> Any:
+    return functional.cross_entropy(outputs, targets, label_smoothing=0.1)
+
+
+def ignoring_loss(outputs: torch.Tensor, targets: torch.Tensor) -> Any:
+    wanted = torch.where(targets == 0, IGNORED, targets)
+    loss = functional.cross_entropy(outputs, wanted, ignore_index=IGNORED)
+    return {"loss": loss, "weight": (wanted != IGNORED).sum()}
+
+
 def texts(**_: Any) -> tuple[Any, Any]:
     """For configurations, which name it."""
     return Texts(), Texts()
@@ -241,6 +251,8 @@ TASKS = {
     "class weights, BatchNorm": Task(weighted_step, Normalised),
     "loss with class weights": Task(loss=weighted_loss),
     "loss that is a sum": Task(loss=summed_loss),
+    "loss with label smoothing": Task(loss=smoothed_loss),
+    "loss with ignore_index": Task(loss=ignoring_loss),
 }
 
 

@@ -22,8 +22,11 @@ from paceline.schema import NodePlan
 ROUNDING = 1e-6
 NORMALISED = 3e-6
 CLIP = 0.4
-LOSSES = ("loss with class weights", "loss that is a sum")
+LOSSES = tuple(name for name, task in TASKS.items() if task.loss is not None)
 STEPS = [name for name in TASKS if name not in LOSSES]
+WEIGHTED = ("class weights", "padding", "few that count", "loss with ignore_index")
+CUTS = "cuts a model of one input into stages, which a step of your own calls"
+KNOWS_NO_WEIGHT = "none knows the weight of the whole batch"
 REPLICAS = {"strategy": "replicas", "replicas": 3}
 PROCESSES = {"strategy": "processes", "processes": 2}
 DDP = {**PROCESSES, "sync": "ddp"}
@@ -79,14 +82,13 @@ def test_two_ranks(tmp_path: Path) -> None:
     cases += [Case(task=task, node=PROCESSES, clip_norm=CLIP) for task in ("padding", "sum")]
     cases += [Case(task=task, node=DDP) for task in STEPS]
     cases += [Case(task=task, node=PIPELINE) for task in LOSSES]
-    refused = [
-        Case(task="plain", node=PIPELINE),
-        Case(task="class weights", node={**PROCESSES, "strategy": "hogwild"}),
-    ]
-    *found, stages, hogwild = run_cases(tmp_path, [*cases, *refused])
-    check(cases, found)
-    assert "cuts a model of one input into stages, which a step of your own calls" in str(stages)
-    assert "none knows the weight of the whole batch" in str(hogwild)
+    refused = [(Case(task=task, node=PIPELINE), CUTS) for task in STEPS]
+    hogwild = {**PROCESSES, "strategy": "hogwild"}
+    refused += [(Case(task=task, node=hogwild), KNOWS_NO_WEIGHT) for task in WEIGHTED]
+    found = run_cases(tmp_path, [*cases, *(case for case, _ in refused)])
+    check(cases, found[: len(cases)])
+    for (case, reason), said in zip(refused, found[len(cases) :], strict=True):
+        assert reason in str(said), case
 
 
 @pytest.mark.slow

@@ -95,7 +95,7 @@ class Legs:
         """Ranks that have everything as the first has it."""
         self._missed: set[int] = set()
         """Ranks that have ever stood by."""
-        self._pinned = ""
+        self._pinned = self._kept = ""
         self._speeds: list[float] = []
         self._waiting = self._seconds = 0.0
         self._handing = 0.0
@@ -366,8 +366,10 @@ class Legs:
         )
         decision = next_leg(known)
         if not self.legs:
+            self._kept = decision.name
             return dataclasses.replace(decision, reason="all ranks begin together")
-        self._tell(decision)
+        if decision.role == "keep":
+            self._tell(decision)
         return decision
 
     def _options(self, batch: float) -> list[Any]:
@@ -382,14 +384,17 @@ class Legs:
         )
 
     def _tell(self, decision: Decision) -> None:
-        """A line where another team goes on, for good as far as is known."""
-        before = self.legs[-1] if self.legs else None
-        if before is None or decision.role != "keep" or decision.name == before.best:
+        """A line where another team goes on, for good as far as is known.
+
+        Trials of further teams may lie between the comparison that decided it and this leg.
+        """
+        before, self._kept = self._kept, decision.name
+        if before == decision.name:
             return
-        took = next((leg for leg in reversed(self.legs) if leg.name == decision.name), None)
-        old = next((leg for leg in reversed(self.legs) if leg.name == before.best), None)
-        if took and old and took.update_seconds and old.update_seconds:
+        # Legs of one batch, as at the end of an epoch, tell no speed.
+        seconds = {leg.name: leg.update_seconds for leg in self.legs if leg.update_seconds}
+        if decision.name in seconds and before in seconds:
             self._say(
-                f"paceline: {decision.name} from now on: {took.update_seconds:.3g} s per batch,"
-                f" {old.update_seconds:.3g} with {before.best}"
+                f"paceline: {decision.name} from now on: {seconds[decision.name]:.3g} s per batch,"
+                f" {seconds[before]:.3g} with {before}"
             )

@@ -108,6 +108,9 @@ class LegTraining:
             self._close()
 
     def _finish(self) -> Outcome:
+        if self._runner is None:  # the leg that was to be stopped has failed instead
+            simplest = self.known.options[0].name
+            self._enter(Decision(name=simplest, updates=0, role="keep", best=simplest))
         assert self._runner is not None
         return self._runner.finish(self._summary(), self.signals.received)
 

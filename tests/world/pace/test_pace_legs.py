@@ -80,6 +80,8 @@ def test_the_pilot_tries_the_first_rank_alone(run_cli: Cli, tmp_path: Path) -> N
     legs = read_legs(tmp_path / "mine" / "legs.jsonl")
     assert legs[0].name == "all 2 ranks"
     assert "rank 0 alone" in {leg.name for leg in legs if leg.role == "trial"}
+    kept = [leg.name for leg in legs if leg.role == "keep"]
+    assert ("from now on" in done.stdout) == ("rank 0 alone" in kept)
 
 
 @pytest.mark.parametrize(
