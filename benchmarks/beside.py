@@ -1,7 +1,7 @@
 """Paceline beside every peer that is installed, on the same batches, interleaved.
 
     python -m benchmarks.beside [--size small|alexnet|vgg16] [--place one|hosts] [--rounds 3]
-                                [--only NAME] [--out FOLDER]
+                                [--only NAME] [--limit SECONDS] [--out FOLDER]
 
 Places: `one` is this machine as it is, `hosts` two emulated hosts joined by 1 Gbit/s that see two
 cores each and may use the time of one (needs root). In the first round every peer runs with each of
@@ -114,6 +114,7 @@ def main() -> None:
     parser.add_argument(
         "--only", action="append", help="paceline, plain, ddp or a peer; repeatable"
     )
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds of one training")
     parser.add_argument("--out", type=Path, default=Path("beside"))
     options = parser.parse_args()
     told = []
@@ -126,7 +127,7 @@ def main() -> None:
     found |= {"missing": told, "tables": []}
     for place in options.place or PLACES:
         for size in options.size or SIZES:
-            contenders = contenders_of(size, place, options.only)
+            contenders = contenders_of(size, place, options.only, options.limit)
             compare(contenders, options.out / f"{place}-{size}", options.rounds)
             rows = rows_of(contenders)
             found["tables"].append({"place": place, "size": size, "rows": rows})
@@ -137,10 +138,12 @@ def main() -> None:
     raise SystemExit(1 if failed else 0)
 
 
-def contenders_of(size: str, place: str, only: Sequence[str] | None) -> list[Contender]:
+def contenders_of(
+    size: str, place: str, only: Sequence[str] | None, limit: float
+) -> list[Contender]:
     """Plain PyTorch, Paceline, stock DDP and all peers that can train here, each setting."""
     settings = {**COMMON, **SIZES[size]}
-    where: dict[str, Any] = dict(PLACES[place])
+    where: dict[str, Any] = {**PLACES[place], "limit": limit}
     visible = int(where.get("visible", len(os.sched_getaffinity(0))))
 
     def peer(name: str, **how: Any) -> StudyStep:
