@@ -48,7 +48,7 @@ def train(request: common.Request) -> None:
         return float(loss.detach())
 
     training.train(job, step, training.all_reduce, lambda: {"version": deepspeed.__version__})
-    dist.destroy_process_group()
+    training.leave_group()
 
 
 if __name__ == "__main__":

@@ -270,6 +270,21 @@ def all_reduce(vector: torch.Tensor) -> torch.Tensor:
     return vector
 
 
+def leave_group() -> None:
+    """End the process group, if there is one, so that the rank can end.
+
+    Stock PyTorch aborts now and then at the very end of a training (see `paceline.gloo`): its
+    result would be lost.
+    """
+    import torch.distributed as dist
+
+    from paceline.gloo import settle
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        settle(ending=True)
+
+
 def torchrun(module: str, request: common.Request) -> int:
     """Start `module` as ranks on this machine, or on the hosts of the lab; gives the exit code."""
     hosts = common.lab_hosts()
