@@ -144,9 +144,7 @@ def test_ssh_reaches_a_host_as_it_would_a_real_one(lab: Lab) -> None:
         ("-- b -p22 echo no 2>&1 | grep -c no", "0"),  # after -- it is the command, and a wrong one
     ],
 )
-def test_ssh_takes_options_behind_the_host_as_openssh_does(
-    lab: Lab, words: str, said: str
-) -> None:
+def test_ssh_takes_options_behind_the_host_as_openssh_does(lab: Lab, words: str, said: str) -> None:
     assert output(lab, f"ssh {words}").splitlines()[-1] == said
 
 
