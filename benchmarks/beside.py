@@ -1,7 +1,8 @@
 """Paceline beside every peer that is installed, on the same batches, interleaved.
 
     python -m benchmarks.beside [--size small|alexnet|vgg16] [--place one|hosts] [--rounds 3]
-                                [--only NAME] [--out FOLDER]
+                                [--only NAME] [--setting 1x2] [--limit SECONDS]
+                                [--out FOLDER]
 
 Places: `one` is this machine as it is, `hosts` two emulated hosts joined by 1 Gbit/s that see two
 cores each and may use the time of one (needs root). In the first round every peer runs with each of
@@ -96,6 +97,10 @@ class Contender:
     step: StudyStep
     outcomes: list[StepOutcome] = field(default_factory=list)
 
+    def has(self, settings: Sequence[str] | None) -> bool:
+        """Whether its setting is asked for; plain PyTorch and Paceline have one alone."""
+        return not settings or not self.step.processes or self.setting.replace(" ", "") in settings
+
     @property
     def speeds(self) -> list[float]:
         return [speed for each in self.outcomes if (speed := images_per_second(each))]
@@ -114,6 +119,10 @@ def main() -> None:
     parser.add_argument(
         "--only", action="append", help="paceline, plain, ddp or a peer; repeatable"
     )
+    parser.add_argument(
+        "--setting", action="append", help="1x2, 2x1 or 2xlauncher, of the peers; repeatable; all"
+    )
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds of one training")
     parser.add_argument("--out", type=Path, default=Path("beside"))
     options = parser.parse_args()
     told = []
@@ -126,7 +135,8 @@ def main() -> None:
     found |= {"missing": told, "tables": []}
     for place in options.place or PLACES:
         for size in options.size or SIZES:
-            contenders = contenders_of(size, place, options.only)
+            contenders = contenders_of(size, place, options.only, options.limit)
+            contenders = [each for each in contenders if each.has(options.setting)]
             compare(contenders, options.out / f"{place}-{size}", options.rounds)
             rows = rows_of(contenders)
             found["tables"].append({"place": place, "size": size, "rows": rows})
@@ -137,10 +147,12 @@ def main() -> None:
     raise SystemExit(1 if failed else 0)
 
 
-def contenders_of(size: str, place: str, only: Sequence[str] | None) -> list[Contender]:
+def contenders_of(
+    size: str, place: str, only: Sequence[str] | None, limit: float
+) -> list[Contender]:
     """Plain PyTorch, Paceline, stock DDP and all peers that can train here, each setting."""
     settings = {**COMMON, **SIZES[size]}
-    where: dict[str, Any] = dict(PLACES[place])
+    where: dict[str, Any] = {**PLACES[place], "limit": limit}
     visible = int(where.get("visible", len(os.sched_getaffinity(0))))
 
     def peer(name: str, **how: Any) -> StudyStep:
@@ -180,7 +192,8 @@ def compare(contenders: Sequence[Contender], out: Path, rounds: int) -> None:
         for each in staying:
             work = Work(step=each.step, out=out / f"round-{number + 1}")
             each.outcomes.append(run_step(work, again=True))
-            said = f"{each.speeds[-1]:,.1f} images/s" if not each.failed else each.failed
+            speed = images_per_second(each.outcomes[-1])
+            said = each.failed or (f"{speed:,.1f} images/s" if speed else "no speed in its result")
             print(f"  round {number + 1}/{rounds}  {each.name}, {each.setting}: {said}", flush=True)
         staying = best_of(contenders)
 

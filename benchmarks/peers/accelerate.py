@@ -28,7 +28,6 @@ def main() -> None:
 def train(request: common.Request) -> None:
     """One rank."""
     import accelerate  # type: ignore[import-not-found,unused-ignore]
-    import torch.distributed as dist
 
     settings = accelerate.DataLoaderConfiguration(split_batches=True)
     accelerator = accelerate.Accelerator(cpu=True, dataloader_config=settings)
@@ -45,8 +44,7 @@ def train(request: common.Request) -> None:
         return float(loss.detach())
 
     training.train(job, step, training.all_reduce, lambda: {"version": accelerate.__version__})
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    training.leave_group()
 
 
 if __name__ == "__main__":

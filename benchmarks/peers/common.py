@@ -88,20 +88,23 @@ def visible_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def use_cores(request: Request, place: int) -> None:
+def use_cores(request: Request, place: int, *, pinned: bool = True) -> None:
     """Pin this process, the one at `place` of its host's, to its part of the visible cores.
 
     Only where threads are asked for: pinned like Paceline's own ranks, and as many threads.
+    `pinned=False`: as many threads alone.
     """
     if not request.threads:
         return
     import torch
 
+    torch.set_num_threads(request.threads)
+    if not pinned:
+        return
     cores = sorted(os.sched_getaffinity(0))
     each = max(1, len(cores) // request.processes)
     first = place * each % len(cores)
     os.sched_setaffinity(0, cores[first : first + each])
-    torch.set_num_threads(request.threads)
 
 
 def on_host(address: str, command: Sequence[str]) -> list[str]:

@@ -45,7 +45,7 @@ def train(request: common.Request) -> None:
 
     training.train(job, training.plain_step(job), training.all_reduce, more=scores)
     dist.barrier()
-    dist.destroy_process_group()
+    training.leave_group()
 
 
 def evaluate(model: Any, parts: Any, *, rank: int, world: int) -> tuple[float, float]:

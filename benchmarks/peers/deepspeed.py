@@ -37,6 +37,7 @@ def train(request: common.Request) -> None:
     settings = {
         "train_micro_batch_size_per_gpu": job.batch // world,
         "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.0,  # its default is 1, which no other peer has
         "steps_per_print": 10**9,
     }
     engine, *_ = deepspeed.initialize(model=job.model, optimizer=job.optimizer, config=settings)
@@ -48,7 +49,7 @@ def train(request: common.Request) -> None:
         return float(loss.detach())
 
     training.train(job, step, training.all_reduce, lambda: {"version": deepspeed.__version__})
-    dist.destroy_process_group()
+    training.leave_group()
 
 
 if __name__ == "__main__":

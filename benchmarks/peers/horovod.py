@@ -39,7 +39,9 @@ def train(request: common.Request) -> None:
     import horovod.torch as hvd  # type: ignore[import-not-found,unused-ignore]
 
     hvd.init()
-    job = training.open_job(request, rank=hvd.rank(), world=hvd.size(), place=hvd.local_rank())
+    # Its ranks wait by sched_yield: pinned to a core that others use, too, one may never run again.
+    places = {"rank": hvd.rank(), "world": hvd.size(), "place": hvd.local_rank()}
+    job = training.open_job(request, **places, pinned=False)
     names = job.model.named_parameters()
     job.optimizer = hvd.DistributedOptimizer(job.optimizer, named_parameters=names)
     hvd.broadcast_parameters(job.model.state_dict(), root_rank=0)

@@ -76,6 +76,7 @@ def train(request: common.Request) -> None:
     trainer.fit(Module(), job.loader)
     version = {"version": lightning.__version__}
     training.finish(job, clock, meter, training.all_reduce, lambda: version)
+    training.leave_group()
 
 
 if __name__ == "__main__":

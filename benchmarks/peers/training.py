@@ -46,7 +46,13 @@ class Job:
 
 
 def open_job(
-    request: common.Request, *, rank: int, world: int, place: int, whole: bool = False
+    request: common.Request,
+    *,
+    rank: int,
+    world: int,
+    place: int,
+    whole: bool = False,
+    pinned: bool = True,
 ) -> Job:
     """Model, batches and optimizer of the configuration; `whole`: a loader of global batches."""
     import torch
@@ -56,7 +62,7 @@ def open_job(
     from paceline.training.optimizers import batch_factor
     from paceline.training.parts import make_parts
 
-    common.use_cores(request, place)
+    common.use_cores(request, place, pinned=pinned)
     config = load_config(request.config)
     if config.local.threads and not request.threads:
         torch.set_num_threads(config.local.threads)
@@ -268,6 +274,21 @@ def all_reduce(vector: torch.Tensor) -> torch.Tensor:
     if dist.is_initialized():
         dist.all_reduce(vector)
     return vector
+
+
+def leave_group() -> None:
+    """End the process group, if there is one, so that the rank can end.
+
+    Stock PyTorch aborts now and then at the very end of a training (see `paceline.gloo`): its
+    result would be lost.
+    """
+    import torch.distributed as dist
+
+    from paceline.gloo import settle
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        settle(ending=True)
 
 
 def torchrun(module: str, request: common.Request) -> int:

@@ -132,6 +132,28 @@ def test_ssh_reaches_a_host_as_it_would_a_real_one(lab: Lab) -> None:
     assert "GLOO_SOCKET_IFNAME=eth0" in secret
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        # As horovodrun writes it.
+        ("-o StrictHostKeyChecking=no b   -o ConnectTimeout=5 hostname", "b"),
+        ("b -p 22 -i /none -tt hostname", "b"),
+        ("-xnp22 -lroot b echo -o x", "-o x"),  # the command's own options
+        ("b -- echo -x", "-x"),
+        ("-- b echo -x", "-x"),
+        ("-- b -p22 echo no 2>&1 | grep -c no", "0"),  # after -- it is the command, and a wrong one
+    ],
+)
+def test_ssh_takes_options_behind_the_host_as_openssh_does(lab: Lab, words: str, said: str) -> None:
+    assert output(lab, f"ssh {words}").splitlines()[-1] == said
+
+
+def test_ssh_refuses_an_option_that_openssh_does_not_have(lab: Lab) -> None:
+    said = output(lab, "ssh b -z true 2>&1; test $? = 255 && echo same")
+    assert "option -z not recognized" in said
+    assert said.endswith("same")
+
+
 def test_the_hosts_file_lists_every_host(lab: Lab) -> None:
     hosts = tomllib.loads(output(lab, 'cat "$PACELINE_LAB_HOSTS"'))["host"]
     assert hosts[1] == {

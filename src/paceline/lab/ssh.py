@@ -6,14 +6,16 @@ that it costs milliseconds: import nothing of Paceline here.
 
 from __future__ import annotations
 
+import getopt
 import json
 import os
 import socket
 import sys
 import time
 
-# ssh options that take a value, so that it is not mistaken for the host.
-SSH_OPTIONS_WITH_VALUE = "BbcDEeFIiJLlmOopQRSWw"
+# OpenSSH's options as getopt writes them: a colon where a value follows, which is no host then.
+SSH_OPTIONS = "1246AB:CD:E:F:GI:J:KL:MNO:P:Q:R:S:TVW:XYab:c:e:fgi:kl:m:no:p:qstvw:xy"
+USAGE = "usage: ssh [options] [user@]HOST [options] [command]"
 SSH_CONNECT_SECONDS = 10.0
 # What ARP takes to find out that no one is there.
 NO_ROUTE_SECONDS = 3.0
@@ -30,15 +32,37 @@ class Ssh:
         self.state = state
         self.flags: list[str] = []
         self.settings: dict[str, str] = {}
-        self.rest = list(arguments)
-        while self.rest and self.rest[0].startswith("-"):
-            option = self.rest.pop(0)
+        self.wanted, self.rest, self.unknown = "", list(arguments), ""
+        try:
+            self.read()
+        except getopt.GetoptError as error:
+            self.unknown = error.msg
+
+    def read(self) -> None:
+        """Options, the host, more options, the command: as OpenSSH reads them.
+
+        Launchers (horovodrun) write options after the host, which end with the command's first
+        word; after `--` there are none.
+        """
+        ended = self.read_options()
+        if not self.rest:
+            return
+        self.wanted = self.rest.pop(0).rpartition("@")[2]
+        if not ended:
+            self.read_options()
+
+    def read_options(self) -> bool:
+        """Take options off; gives whether `--` ended them."""
+        before = self.rest
+        options, self.rest = getopt.getopt(before, SSH_OPTIONS)
+        for option, value in options:
             self.flags.append(option)
-            if len(option) == 2 and option[1] in SSH_OPTIONS_WITH_VALUE and self.rest:
-                option += self.rest.pop(0)
-            if option.startswith("-o"):
-                name, _, value = option[2:].replace("=", " ").strip().partition(" ")
-                self.settings[name.lower()] = value.strip()
+            if option == "-o":
+                name, _, setting = value.replace("=", " ", 1).strip().partition(" ")
+                # What was said first holds.
+                self.settings.setdefault(name.lower(), setting.strip())
+        taken = before[: len(before) - len(self.rest)]
+        return taken[-1:] == ["--"]
 
     def seconds(self, name: str, default: float) -> float:
         """A setting given by `-o NAME=VALUE`."""
@@ -53,9 +77,8 @@ class Ssh:
 
     def run(self) -> int:
         """The exit code: the command's, or 255 when the host was not reached."""
-        if not self.rest:
-            return self.fail("usage: ssh [options] [user@]HOST [command]")
-        self.wanted = self.rest.pop(0).rpartition("@")[2]
+        if self.unknown or not self.wanted:
+            return self.fail(f"{self.unknown}\n{USAGE}".strip())
         with open(f"{self.state}/hosts.json") as file:  # noqa: PTH123
             hosts: dict[str, str] = json.load(file)
         names = [name for name, address in hosts.items() if self.wanted in (name, address)]

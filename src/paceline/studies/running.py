@@ -327,7 +327,9 @@ def last_line(path: Path) -> str:
     What the lab says about itself is left out.
     """
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    said = [line.strip() for line in lines if line.strip() and not line.startswith("lab: ")]
+    # Rules of dashes, such as torchrun's last line, say nothing.
+    words = [line.strip() for line in lines if any(map(str.isalnum, line))]
+    said = [line for line in words if not line.startswith("lab: ")]
     failures = [line.removeprefix("paceline: ") for line in said if line.startswith("paceline: ")]
     if not failures:
         return said[-1] if said else ""

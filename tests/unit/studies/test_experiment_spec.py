@@ -144,6 +144,7 @@ def test_data_that_is_not_here_is_said_first(tmp_path: Path) -> None:
     [
         ("", ""),
         ("epoch 1\n\nlab: exit code 0 after 3 s\n", "epoch 1"),
+        ("worker FAILED\n=====\nlab: exit code 1\n", "worker FAILED"),
         ("epoch 1\npaceline: the disk is full\nlab: exit code 1\n", "the disk is full"),
         ("paceline: rank 0 failed with KeyError: 'x'\nTraceback\nKeyError: 'x'",
          "rank 0 failed with KeyError: 'x'"),
