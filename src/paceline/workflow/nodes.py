@@ -370,7 +370,8 @@ def follow(node: Node, alone: Plan, arrival: dict[str, Any] | None = None) -> in
     with node.signals.installed():
         if arrival is not None:
             with node.recorder.span("stand_by"):
-                node.crew.arrive({**arrival, "speed": _own_speed(node, alone)})
+                known = node.crew.said_by(0, speed_of(alone.nodes[0].host))
+                node.crew.arrive({**arrival, "speed": known or _own_speed(node, alone)})
         elif node.crew.said_by(0, BEGINS_TOGETHER) is None:
             with node.recorder.span("stand_by"):
                 node.crew.say("speed", _own_speed(node, alone))
@@ -389,6 +390,11 @@ def follow(node: Node, alone: Plan, arrival: dict[str, Any] | None = None) -> in
                 node.crew.answer(refused=str(error), kind=type(error).__name__)
             else:
                 node.crew.answer(did=did | {"received": node.signals.received})
+
+
+def speed_of(host: str) -> str:
+    """By what the first node says how fast a host was that it has lost."""
+    return f"speed of {host}"
 
 
 def _own_speed(node: Node, alone: Plan) -> float:
