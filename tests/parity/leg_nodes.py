@@ -32,13 +32,16 @@ from paceline.run import RunDirectory
 from paceline.schema import read_json
 from paceline.schema.legs import LegsOrder
 from paceline.workflow.hosts import run_legs
+sys.path.insert(0, sys.argv[2])
+from wanting import pilot_wants
 context = rank_context()
-for folder, port, nodes in json.loads(Path(sys.argv[1]).read_text()):
+for folder, port, nodes, wants in json.loads(Path(sys.argv[1]).read_text()):
     if context.node >= nodes:
         continue
     place = dataclasses.replace(context, port=port, nodes=nodes)
     order = read_json(LegsOrder, Path(folder) / "order.json")
-    assert run_legs(RunDirectory(Path(folder)), place, order, silent=True) == 0, folder
+    with pilot_wants(wants):
+        assert run_legs(RunDirectory(Path(folder)), place, order, silent=True) == 0, folder
 leave(0)  # as our own ranks do: threads that wait inside Gloo abort an interpreter's usual end
 """
 
@@ -52,6 +55,9 @@ class LegsRun:
     script: Sequence[Leg] = ()
     threads: int = 1
     """Of every node."""
+    wants: tuple[str, ...] = ()
+    """Options that are taken as soon as their ranks stand by, the first that is not out: whether
+    they are faster depends on what else the machine does."""
 
 
 def everyone(nodes: int, batch: int = 24, threads: int = 1) -> Plan:
@@ -113,12 +119,13 @@ def train_legs_over_nodes(
         batch = config.workload.global_batch(1)
         write_json(path / "plan.json", everyone(run.nodes, batch, run.threads))
         write_json(path / "order.json", LegsOrder(script=tuple(run.script)))
-        places.append((str(path), free_port(), run.nodes))
+        places.append((str(path), free_port(), run.nodes, run.wants))
     (folder / "series.json").write_text(json.dumps(places))
-    command = [sys.executable, "-c", _SERIES, str(folder / "series.json")]
+    here = str(Path(__file__).parent)
+    command = [sys.executable, "-c", _SERIES, str(folder / "series.json"), here]
     if backend == "mpi4py":
         commands = [([*_mpiexec(size), *command], 0)]
     else:
         commands = [(command, node) for node in range(size)]
     run_all([(each, _environment(n, size, 0, backend)) for each, n in commands], timeout)
-    return [Path(path) for path, _, _ in places]
+    return [Path(path) for path, *_ in places]

@@ -184,39 +184,41 @@ def test_a_plan_that_fails_costs_its_leg(alone, tmp_path: Path) -> None:
         assert_same(weights_of(state(path)), weights_of(alone(run.changes)), atol=1e-4)
 
 
-def has_ranks(leg: Leg) -> bool:
-    """Whether both nodes have ranks of their own in a leg."""
-    return [node.ranks for node in leg.plan.nodes] == [2, 2]
+BOTH = "host-0 and host-1"
+RANKS = f"{BOTH}, processes 2x1"
+"""Both nodes, with two ranks each."""
 
 
 @pytest.mark.slow
 @pytest.mark.world_size(4)
-def test_the_pilot_finds_ranks_inside_nodes_and_a_killed_one_costs_its_leg(
-    alone, tmp_path: Path
-) -> None:
-    """Computing is sleeping: four workers are four times as fast as one, on any machine."""
+def test_a_killed_rank_inside_a_node_costs_its_leg(alone, tmp_path: Path) -> None:
     model = Path(__file__).with_name("leg_models.py")
     changes = (*paced("paced"), f"workload.model={model}:Killed")
     killed = (*changes, f"workload.model_options.flag={tmp_path / 'killed'}")
-    (path,) = train_legs_over_nodes(tmp_path / "run", [LegsRun(2, killed, threads=2)])
+    run = LegsRun(2, killed, threads=2, wants=(RANKS, BOTH))
+    (path,) = train_legs_over_nodes(tmp_path / "run", [run])
     legs = read_legs(path / "legs.jsonl")
     told = [(each.name, each.updates, each.ended) for each in legs]
     failed = [each for each in legs if each.ended]
-    assert len(failed) == 1, told
+    assert [each.name for each in failed] == [RANKS], told
     assert "killed by SIGKILL" in failed[0].ended
     assert (tmp_path / "killed").exists()
     assert sum(each.updates for each in legs) == 100
     later = legs[legs.index(failed[0]) + 1 :]
-    assert any(len(each.plan.nodes) == 2 and each.updates for each in later), told
+    assert any(each.name == BOTH and each.updates for each in later), told
     assert_same(weights_of(state(path)), weights_of(alone(changes)), atol=1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.world_size(4)
-def test_the_pilot_keeps_ranks_inside_nodes_where_they_are_faster(alone, tmp_path: Path) -> None:
+def test_ranks_inside_nodes_stand_by_while_training_goes_on(alone, tmp_path: Path) -> None:
     changes = paced("paced")
-    (path,) = train_legs_over_nodes(tmp_path / "run", [LegsRun(2, changes, threads=2)])
+    run = LegsRun(2, changes, threads=2, wants=(RANKS,))
+    (path,) = train_legs_over_nodes(tmp_path / "run", [run])
     legs = read_legs(path / "legs.jsonl")
-    assert any(has_ranks(each) and each.updates for each in legs), [each.name for each in legs]
-    assert not any(each.ended for each in legs), [(each.name, each.ended) for each in legs]
+    told = [(each.name, each.updates, each.ended) for each in legs]
+    assert not any(each.ended for each in legs), told
+    assert {each.name for each in legs} == {"host-0 alone", RANKS}, told
+    assert [node.ranks for node in legs[-1].plan.nodes] == [2, 2]
+    assert sum(each.updates for each in legs) == 100
     assert_same(weights_of(state(path)), weights_of(alone(changes)), atol=1e-4)

@@ -50,17 +50,6 @@ def buckets(
     return found
 
 
-def lane_end(waiting: Sequence[BucketCost], seconds: Callable[[float], float]) -> float:
-    """When one network lane has carried all buckets, in order.
-
-    end_k = max(end_k-1, ready_k) + seconds(size_k)
-    """
-    end = 0.0
-    for bucket in waiting:
-        end = max(end, bucket.ready) + seconds(bucket.size)
-    return end
-
-
 def exposed_seconds(
     waiting: Sequence[BucketCost],
     backward_seconds: float,

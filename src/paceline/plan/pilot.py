@@ -59,6 +59,8 @@ class Knowledge:
     """Of the whole training."""
     legs: Sequence[Leg] = ()
     """Of this training so far; of an interrupted one, since it was resumed."""
+    since: int = 0
+    """How many of them are from before a host was lost: nothing in them counts as tried."""
     position: int = 0
     """Updates done."""
     elapsed: float = 0.0
@@ -74,7 +76,13 @@ class Knowledge:
     out: Mapping[str, str] = field(default_factory=dict)
     """Plans that failed or were refused, and why."""
     start: str | None = None
-    """The plan to begin with: the best that past trainings on this machine have found."""
+    """The plan to begin with: the best that past trainings on this machine have found, or after a
+    loss the best that is left."""
+
+    @property
+    def recent(self) -> Sequence[Leg]:
+        """The legs of those who are there now."""
+        return self.legs[self.since :]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +144,7 @@ def typical(seconds: Sequence[float]) -> tuple[float | None, float | None]:
 def next_leg(known: Knowledge) -> Decision:
     """The next leg of a training that has updates left."""
     left = known.updates - known.position
-    if not known.legs:
+    if not known.recent:
         usable = [option.name for option in known.options if option.ranks <= known.ready]
         name = known.start if known.start in usable and known.start not in known.out else usable[0]
         reason = "the fastest in past trainings here" if name == known.start else "starts at once"
@@ -154,7 +162,7 @@ def next_leg(known: Knowledge) -> Decision:
 
 
 def _after_trial(known: Knowledge, last: Leg) -> Decision:
-    found = compare(_fresh(known.legs), last.name, last.best)
+    found = compare(_fresh(known.recent), last.name, last.best)
     if found is None or found.is_obvious or (found.is_slower and found.pairs):
         faster = found is not None and found.is_faster
         return _onward(known, last.name if faster else last.best)
@@ -176,7 +184,7 @@ def _after_check(known: Knowledge, last: Leg) -> Decision:
     names = [option.name for option in known.options]
     if trial.name not in names:  # a node that it needs was lost meanwhile
         return _onward(known, last.best)
-    found = compare(_fresh(known.legs), trial.name, last.best)
+    found = compare(_fresh(known.recent), trial.name, last.best)
     if found is None or found.is_slower:
         return _onward(known, last.best)
     if found.is_faster:
@@ -248,7 +256,8 @@ def _worth_trying(known: Knowledge, best: str) -> list[Option]:
     left = known.updates - known.position
     pace = seconds_of(known.legs, best)
     room = _allowance(known, best) - spent(known)
-    tried = {leg.name for leg in _fresh(known.legs)} | set(known.out)
+    tried = {leg.name for leg in _fresh(known.recent)} | set(known.out)
+    used = {leg.name for leg in known.legs[: known.since] if leg.update_seconds}
     found = []
     for option in known.options:
         if option.name in tried:
@@ -256,7 +265,8 @@ def _worth_trying(known: Knowledge, best: str) -> list[Option]:
         ratio = expected(known, option, best)
         gain = (1 - ratio) * pace * (left - timed_updates(known, best))
         cost = _trial_cost(known, option, best, ratio)
-        if gain > cost and cost <= room:
+        # What was used before a loss is known: going back to it is no search.
+        if gain > cost and (cost <= room or option.name in used):
             found.append((gain - cost, option))
     return [option for _, option in sorted(found, key=lambda pair: -pair[0])]
 
@@ -307,13 +317,15 @@ def spent(known: Knowledge) -> float:
 
 
 def saved(known: Knowledge) -> float:
-    """Seconds that plans have saved over the first one, in the updates they were kept for.
+    """Seconds that plans have saved over the first one (since a loss: the first after it).
 
     By the comparisons that each change of plan was made for: the first plan's own times may be old.
     """
     total, part = 0.0, 1.0
     kept = known.legs[0].name
     for index, leg in enumerate(known.legs):
+        if index and known.legs[index - 1].left:  # nothing was saved by losing hosts
+            part, kept = 1.0, leg.name
         if leg.role != "keep" or leg.ended:
             continue
         if leg.name != kept:
@@ -360,7 +372,7 @@ def learned(known: Knowledge) -> dict[str, float]:
     for option in known.options:
         for trait, factor in option.factors.items():
             factors.setdefault(trait, factor)
-    legs = _fresh(known.legs)
+    legs = _fresh(known.recent)
     for leg in legs:
         if leg.role != "trial" or leg.name not in options or leg.best not in options:
             continue

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from paceline.cost.step import StepCost, TeamMember
 from paceline.cost.transfer import Wire
 from paceline.plan.candidates import MemoryFormat, Precision, structures, variants
 from paceline.plan.hopes import HOPES
-from paceline.plan.pilot import PROVING, Option
+from paceline.plan.pilot import OBVIOUS, PROVING, Option
 from paceline.plan.prices import Factors, Terms, best_bucket, exchanges, price
 from paceline.schema import Config, ExchangeSettings, NodePlan, Plan
 from paceline.schema.strategies import describe
@@ -226,6 +226,40 @@ def seconds_of_way(way: Way, seen: TeamKnowledge, alike: Sequence[Way] = ()) -> 
         if other.members == way.members and other.name in seen.measured
     ]
     return cost * statistics.median(ratios) if ratios else cost
+
+
+def going_on(
+    mine: Way, lost: Collection[int], every: Sequence[Way], seen: TeamKnowledge, left: int
+) -> Way | None:
+    """The way that goes on at once after nodes were lost, of those that are left; None: of none.
+
+    The same nodes and exchange without the lost ones, unless another team is obviously faster, by
+    what is known of the nodes and of the network, and that pays for taking over in the updates that
+    are left. Exchanges that were never timed wait for a trial, as ever; where all nodes of `mine`
+    are there, so do teams.
+    """
+    members = tuple(member for member in mine.members if member not in lost)
+
+    def is_known(way: Way) -> bool:
+        usual = len(way.members) == 1 or way.exchange.kind == mine.exchange.kind
+        is_plain = usual and not way.layers and way.bucket_mb is None
+        return way.name in seen.measured or (is_plain and members != mine.members)
+
+    known = [way for way in every if way.name == mine.name or is_known(way)]
+    same = [way for way in known if way.name == mine.name]
+    # Where the first of those that are left cannot write what all share, the first node joins them.
+    for left_over in (members, (0, *members)):
+        same += [way for way in known if way.members == left_over and is_known(way)]
+    if not same:
+        return min(known, key=lambda way: seconds_of_way(way, seen, every), default=None)
+    took = seconds_of_way(same[0], seen, every)
+
+    def brings(way: Way) -> float:
+        saved = took - seconds_of_way(way, seen, every)
+        return left * saved - setup_of_way(way, seen) if saved > OBVIOUS * took else 0.0
+
+    best = max(known, key=brings, default=same[0])
+    return best if brings(best) > 0 else same[0]
 
 
 def rate_between(way: Way, seen: TeamKnowledge, seconds: float) -> float:

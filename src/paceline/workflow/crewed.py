@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 from torch import nn
@@ -23,12 +23,13 @@ from paceline.errors import (
     UnsupportedError,
 )
 from paceline.local.tiles import has_bf16
-from paceline.plan.pilot import Option
+from paceline.plan.pilot import OBVIOUS, Option
 from paceline.plan.teams import (
     Manner,
     TeamKnowledge,
     Way,
     at_speed,
+    going_on,
     inside_name,
     labels,
     members_of,
@@ -44,7 +45,7 @@ from paceline.schema.plain import checked
 from paceline.workflow.alone import can_divide
 from paceline.workflow.calibration import calibration
 from paceline.workflow.connections import probe
-from paceline.workflow.nodes import BEGINS_TOGETHER, FEWEST_TIMED, Node
+from paceline.workflow.nodes import BEGINS_TOGETHER, FEWEST_TIMED, Node, speed_of
 from paceline.workflow.partitioning import splittable
 from paceline.workflow.runners import Home, Went
 from paceline.workflow.together import Together
@@ -212,22 +213,30 @@ class Crewed:
         """Whether all nodes of an option are still there."""
         return not self.node.crew.gone.keys() & set(self.members(name))
 
-    def without_lost(self, name: str) -> str:
-        """The option that goes on after a loss: the same nodes and way, without who has gone."""
-        gone = self.node.crew.gone
-        way, manner = self._entries[name]
-        members = tuple(member for member in way.members if member not in gone)
+    def without_lost(
+        self, name: str, out: Collection[str], factors: Mapping[str, float], left: int
+    ) -> str:
+        """The option that goes on after a loss, as `plan.teams.going_on` has it.
+
+        `out`: options that failed; `factors`: what this training has learned of traits, which
+        stays true; `left`: updates.
+        """
+        ways = {way.name for way, _ in self._entries.values()}
+        self._learned |= {trait: each for trait, each in factors.items() if trait not in ways}
+        gone = self.node.crew.gone.keys()
+        for number in gone & self._timed:  # one that comes back need not find it out again
+            self.node.crew.say(speed_of(self.everyone.nodes[number].host), self.seen.speeds[number])
+        mine, manner = self._entries[name]
         self._given.clear()
         self.refresh()
-        if not members or (members[0] not in self.writers and members[0] != 0):
-            members = (0, *members)
-        kind = way.exchange.kind if len(members) > 1 else "allreduce"
+        found, names = [], {}
         for option in self.options:
-            other, same = self._entries[option.name]
-            alike = (other.members, other.exchange.kind, other.layers) == (members, kind, ())
-            if alike and same == manner:
-                return option.name
-        return self.options[0].name
+            way, same = self._entries[option.name]
+            if same == manner and option.name not in out:
+                found.append(way)
+                names[way.name] = option.name
+        best = going_on(mine, gone, found, self.seen, left)
+        return names[best.name] if best is not None else self.options[0].name
 
     def _like(self, name: str) -> Plan:
         """The plan of an option whose way has been tried in another manner."""
@@ -382,9 +391,6 @@ class Crewed:
         for trait in leg.name.removeprefix(way.name).split(", "):
             extra *= factors.get(trait, 1.0)
         measured = {**seen.measured, way.name: seconds / extra}
-        if not is_fair:
-            alone = {way.name for way, _ in self._entries.values() if len(way.members) == 1}
-            measured = {name: took for name, took in seen.measured.items() if name in alone}
         setups = dict(seen.setups)
         if leg.role == "trial":
             setups[setup_name(way, inside_name(self.everyone, manner.inside))] = leg.setup_seconds
@@ -407,6 +413,14 @@ class Crewed:
                 actual = tuple(at_speed(speed / extra) for speed in speeds)
                 there = dataclasses.replace(seen, nodes=actual)
                 seen = self._with_rate(there, way, seconds, is_hidden=seconds < 1.1 * max(middles))
+        if not is_fair:
+            alone = {w.name: w.members[0] for w, _ in self._entries.values() if len(w.members) == 1}
+            measured = {
+                name: took
+                for name, took in seen.measured.items()
+                if name in alone
+                and math.isclose(self.batch / took, speeds[alone[name]], rel_tol=OBVIOUS)
+            }
         self.seen = dataclasses.replace(
             seen, nodes=tuple(map(at_speed, speeds)), measured=measured, setups=setups
         )

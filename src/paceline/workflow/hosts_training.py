@@ -146,20 +146,28 @@ class HostsTraining(LegTraining):
             began_at=began - self._home.began,
             seconds=max(0.0, since - began),
         )
-        successor = self.crewed.without_lost(name)
         self._add(leg, position=position)
-        self._begin_anew(successor)
+        self._begin_anew(name)
 
-    def _begin_anew(self, start: str) -> None:
-        """Forget what is known of teams: with a node that was lost, it says little of the rest."""
+    def _begin_anew(self, name: str) -> None:
+        """Go on with those who are left, by what is known of them; `name`: what trained so far."""
         self._gone = set(self.crewed.node.crew.gone)
-        self._asked = dataclasses.replace(
-            self._asked,
-            earlier=(*self._asked.earlier, *self.known.legs),
-            script=(),  # legs that are repeated have that node: from here on they are found anew
-        )
+        # Legs that are repeated have that node: from here on they are found anew.
+        self._asked = dataclasses.replace(self._asked, script=())
+        # What has failed with a node that was lost may work when it is back.
+        out = {
+            each: why
+            for each, why in self.known.out.items()
+            if not self._gone & set(self.crewed.members(each))
+        }
+        left = self.known.updates - self.known.position
+        start = self.crewed.without_lost(name, out, learned(self.known), left)
         self.known = dataclasses.replace(
-            self.known, legs=(), options=self.crewed.options, start=start, out={}
+            self.known,
+            since=len(self.known.legs),
+            options=self.crewed.options,
+            start=start,
+            out=out,
         )
         self._fairer, self._left_out = (), ""
         self._repeats.clear()
@@ -184,7 +192,6 @@ class HostsTraining(LegTraining):
         for name in [each for each in self._spare if set(self.crewed.members(each)) & set(fresh)]:
             with contextlib.suppress(PacelineError):
                 self._spare.pop(name).close()
-        self.crewed.refresh()
         self._begin_anew(self._running)
 
     def _enter(self, decision: Decision) -> None:
@@ -231,10 +238,9 @@ class HostsTraining(LegTraining):
         """One line, and in legs.jsonl, once it is known what a loss has cost."""
         assert self._lost_since is not None
         seconds, self._lost_since = time.perf_counter() - self._lost_since, None
-        earlier = list(self._asked.earlier)
-        last = earlier[-1] = dataclasses.replace(earlier[-1], lost_seconds=seconds)
-        self._asked = dataclasses.replace(self._asked, earlier=earlier)
-        write_legs(self._home.run, [*earlier, *self.known.legs])
+        last = dataclasses.replace(self.known.legs[-1], lost_seconds=seconds)
+        self.known = dataclasses.replace(self.known, legs=(*self.known.legs[:-1], last))
+        write_legs(self._home.run, [*self._asked.earlier, *self.known.legs])
         text = f"{last.ended}; training goes on with {decision.name} from update"
         text += f" {self.known.position}, {seconds:.1f} s later"
         self._home.view.say(text)
@@ -276,7 +282,8 @@ class HostsTraining(LegTraining):
             self._divide(last)
             return self._once_more(last)
         decision = super()._decide()
-        if not self.known.legs and self._asked.earlier and self._asked.earlier[-1].left:
+        before = (*self._asked.earlier, *self.known.legs)
+        if not self.known.recent and before and before[-1].left:
             decision = dataclasses.replace(decision, reason="hosts have gone")
         self._say_left_out(decision)
         return decision

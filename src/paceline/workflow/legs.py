@@ -292,7 +292,7 @@ class LegTraining:
     def _go(self, decision: Decision) -> Went:
         assert self._runner is not None
         patience = None
-        if self.known.legs and not self._asked.script:
+        if self.known.recent and not self._asked.script:
             pace = seconds_of(self.known.legs, decision.best)
             patience = PATIENCE * decision.updates * pace
         if self.signals.received is not None:
@@ -409,7 +409,7 @@ class LegTraining:
 
     def _say_change(self, decision: Decision) -> None:
         """One line where the way of training changes for good; none for a trial that did not."""
-        legs = self.known.legs
+        legs = self.known.recent
         if decision.role not in ("first", "keep"):
             return
         kept = [leg for leg in legs if leg.role in ("first", "keep") and leg.update_seconds]

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, WorkerError
 from paceline.exchange.crew import Crew
 from paceline.exchange.losses import Losses
 from paceline.exchange.network import Network
@@ -185,7 +185,7 @@ class Node:
         self,
         number: int,
         members: Sequence[int],
-        handover: Handover | None,
+        handover: Handover | None = None,
         *,
         turn: int,
         new: bool = False,
@@ -370,7 +370,8 @@ def follow(node: Node, alone: Plan, arrival: dict[str, Any] | None = None) -> in
     with node.signals.installed():
         if arrival is not None:
             with node.recorder.span("stand_by"):
-                node.crew.arrive({**arrival, "speed": _own_speed(node, alone)})
+                known = node.crew.said_by(0, speed_of(alone.nodes[0].host))
+                node.crew.arrive({**arrival, "speed": known or _own_speed(node, alone)})
         elif node.crew.said_by(0, BEGINS_TOGETHER) is None:
             with node.recorder.span("stand_by"):
                 node.crew.say("speed", _own_speed(node, alone))
@@ -382,13 +383,18 @@ def follow(node: Node, alone: Plan, arrival: dict[str, Any] | None = None) -> in
                 node.crew.answer(did={})
                 return 0
             try:
-                did = ORDERS[order["do"]](node, **order["words"])
+                did = _carry_out(node, order["do"], order["words"])
             except Exception as error:
                 # Others of the leg may wait for this node: they hear that it has left.
                 node.abandon(order["words"].get("number"))
                 node.crew.answer(refused=str(error), kind=type(error).__name__)
             else:
                 node.crew.answer(did=did | {"received": node.signals.received})
+
+
+def speed_of(host: str) -> str:
+    """By what the first node says how fast a host was that it has lost."""
+    return f"speed of {host}"
 
 
 def _own_speed(node: Node, alone: Plan) -> float:
@@ -399,56 +405,21 @@ def _own_speed(node: Node, alone: Plan) -> float:
     return 0.0
 
 
-def _enter(
-    node: Node, number: int, plan: Any, members: list[int], known: list[dict[str, Any]]
-) -> dict[str, Any]:
-    node.crew.learn(known)
-    node.enter(number, decode(Plan, plan), members, started=time.perf_counter())
-    return {}
+def _carry_out(node: Node, do: str, words: dict[str, Any]) -> dict[str, Any]:
+    """What came of an order, as far as it can be told in words: a state stays where it is."""
+    if do == "enter":
+        words = dict(words)
+        node.crew.learn(words.pop("known"))
+        plan = decode(Plan, words.pop("plan"))
+        node.enter(plan=plan, started=time.perf_counter(), **words)
+        return {}
+    if do == "stand_by":
+        return node.ranks.stand_by(words["ranks"][str(node.context.node)], words["weights_mb"])
+    if do not in ORDERS:
+        raise WorkerError(f"the first node orders {do!r}, which is none of: {', '.join(ORDERS)}")
+    result = getattr(node, do)(**words)
+    return dataclasses.asdict(result) if isinstance(result, Went | Outcome) else {}
 
 
-def _take_over(node: Node, number: int, members: list[int], turn: int, new: bool) -> dict[str, Any]:
-    node.take_over(number, members, None, turn=turn, new=new)
-    return {}
-
-
-def _go(node: Node, number: int, until: int, patience: float | None) -> dict[str, Any]:
-    return dataclasses.asdict(node.go(number, until, patience))
-
-
-def _divide(node: Node, number: int, shares: list[float]) -> dict[str, Any]:
-    node.divide(number, shares)
-    return {}
-
-
-def _hand_over(node: Node, number: int, members: list[int], turn: int) -> dict[str, Any]:
-    node.hand_over(number, members, turn)
-    return {}
-
-
-def _finish(
-    node: Node, number: int, open_seconds: float, more: dict[str, Any], received: int | None
-) -> dict[str, Any]:
-    return dataclasses.asdict(node.finish(number, open_seconds, more, received))
-
-
-def _leave(node: Node, number: int) -> dict[str, Any]:
-    node.leave(number)
-    return {}
-
-
-def _stand_by(node: Node, ranks: dict[str, int], weights_mb: float) -> dict[str, Any]:
-    return node.ranks.stand_by(ranks[str(node.context.node)], weights_mb)
-
-
-ORDERS: Mapping[str, Callable[..., dict[str, Any]]] = {
-    "enter": _enter,
-    "take_over": _take_over,
-    "go": _go,
-    "divide": _divide,
-    "hand_over": _hand_over,
-    "finish": _finish,
-    "leave": _leave,
-    "stand_by": _stand_by,
-}
-"""What a node can be told to do."""
+ORDERS = ("take_over", "go", "divide", "hand_over", "finish", "leave")
+"""What a node can be told to do besides `enter` and `stand_by`: methods of `Node`."""

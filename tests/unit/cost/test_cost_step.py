@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 
 import pytest
 from cost_cases import (
@@ -25,7 +26,7 @@ from paceline.cost.compute import update_curve
 from paceline.cost.exchanges import ExchangeCost, agreement_bytes, agreement_seconds, server_bytes
 from paceline.cost.memory import Footprint, spread_mb
 from paceline.cost.model import LayerCost, ModelCost, host_model, model_cost
-from paceline.cost.overlap import BucketCost, buckets, exposed_seconds, lane_end
+from paceline.cost.overlap import BucketCost, buckets, exposed_seconds
 from paceline.cost.split import Division, best_split, step_bytes
 from paceline.cost.step import (
     TeamMember,
@@ -109,6 +110,17 @@ def test_terms_are_never_negative_and_what_is_exposed_was_communicated(
         assert term >= -1e-12
     if not exchange.asynchronous:
         assert cost.exposed <= cost.communication * (1 + 1e-9) + 1e-12
+
+
+def lane_end(waiting: Sequence[BucketCost], seconds: Callable[[float], float]) -> float:
+    """When one network lane has carried all buckets, in order.
+
+    end_k = max(end_k-1, ready_k) + seconds(size_k)
+    """
+    end = 0.0
+    for bucket in waiting:
+        end = max(end, bucket.ready) + seconds(bucket.size)
+    return end
 
 
 @given(

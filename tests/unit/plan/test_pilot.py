@@ -288,3 +288,53 @@ def test_few_long_updates_leave_room_for_a_trial() -> None:
     # Where all of it was building, a proof on a copy would cost more than it may.
     slow = Machine(speed, updates=64, setup=5.0, rank_seconds=6.0).run()
     assert set(slow.names) == {PLAIN}
+
+
+def lose(machine: Machine, start: str) -> None:
+    """A host is lost: from here on with `start`, as the training over hosts does it."""
+    last = dataclasses.replace(machine.known.legs[-1], left=("c",), ended="c has gone")
+    legs = (*machine.known.legs[:-1], last)
+    machine.known = dataclasses.replace(machine.known, legs=legs, since=len(legs), start=start)
+    machine.running = ""
+
+
+def test_after_a_loss_nothing_is_tried_that_is_known_to_be_slower() -> None:
+    options = tuple(
+        Option(name=name, factors={name: took}, setup_seconds=1.0)
+        for name, took in (("alone", 0.8), ("two", 0.4), ("three", 0.27), ("four", 0.2))
+    )
+    speeds = {"alone": 0.8, "two": 0.4, "three": 0.27, "four": 0.2}
+    machine = Machine(speeds, updates=2000)
+    machine.known = dataclasses.replace(machine.known, options=options)
+    while not any(leg.role == "keep" and leg.name == "four" for leg in machine.known.legs):
+        machine.make(next_leg(machine.known))
+    finding = spent(machine.known)
+    lose(machine, "three")
+    machine.known = dataclasses.replace(machine.known, options=options[:3])
+    for _ in range(5):
+        machine.make(next_leg(machine.known))
+    since = machine.known.recent
+    assert {leg.name for leg in since} == {"three"}
+    assert [leg.role for leg in since[:2]] == ["first", "keep"]
+    assert spent(machine.known) == finding > 0  # what was spent before is still counted
+
+
+def test_who_comes_back_trains_again_though_the_budget_is_spent() -> None:
+    options = tuple(
+        Option(name=name, factors={name: took}, setup_seconds=1.0)
+        for name, took in (("alone", 0.8), ("two", 0.4))
+    )
+    machine = Machine({"alone": 0.8, "two": 0.4}, updates=500)
+    machine.known = dataclasses.replace(machine.known, options=options)
+    while not any(leg.role == "keep" and leg.name == "two" for leg in machine.known.legs):
+        machine.make(next_leg(machine.known))
+    lose(machine, "alone")
+    machine.known = dataclasses.replace(machine.known, options=options[:1], budget=1e-6)
+    for _ in range(3):
+        machine.make(next_leg(machine.known))
+    assert machine.running == "alone"
+    machine.known = dataclasses.replace(machine.known, options=options)
+    assert (next_leg(machine.known).name, next_leg(machine.known).role) == ("two", "trial")
+    new = Option(name="new", factors={"new": 0.4}, setup_seconds=1.0)
+    machine.known = dataclasses.replace(machine.known, options=(options[0], new))
+    assert next_leg(machine.known).name == "alone"  # a search, for which nothing is left

@@ -15,6 +15,7 @@ from paceline.plan.teams import (
     TeamKnowledge,
     Way,
     at_speed,
+    going_on,
     labels,
     members_of,
     options_over,
@@ -264,3 +265,61 @@ def test_what_past_trainings_taught_of_a_manner_replaces_hope() -> None:
     assert not any(
         o.ranks for o, _, _ in options_over(Config(), cored(2, 2, 2), SEEN, images=False)
     )
+
+
+ABCD = Plan(nodes=tuple(NodePlan(host=name) for name in "abcd"), batch_size=300)
+
+
+def goes_on(
+    mine: str, lost: set[int], speeds: tuple[float, ...], left: int = 1000, **known: object
+) -> str:
+    """What goes on when nodes of `mine` are lost from a network that costs next to nothing."""
+    nodes = tuple(map(at_speed, speeds))
+    seen = dataclasses.replace(SEEN, nodes=nodes, wire=wire(1e9), **known)
+    before = {way.name: way for way in ways(Config(), ABCD, seen)}
+    left_over = tuple(
+        dataclasses.replace(node, share=0.0 if number in lost else 1.0)
+        for number, node in enumerate(ABCD.nodes)
+    )
+    every = ways(Config(), dataclasses.replace(ABCD, nodes=left_over), seen)
+    # Those that were tried stay options, as far as their nodes are there.
+    names = {way.name for way in every}
+    every += [w for w in before.values() if w.name not in names and not lost & set(w.members)]
+    found = going_on(before[mine], lost, every, seen, left)
+    assert found is not None
+    return found.name
+
+
+def test_after_a_loss_the_others_go_on() -> None:
+    even = (100.0,) * 4
+    assert goes_on("a, b, c and d", {2}, even) == "a, b and d"
+    assert goes_on("a, b, c and d, ring", {2}, even) == "a, b and d, ring"
+    assert goes_on("a and b", {1}, (100.0, 110.0, 1.0, 1.0)) == "a alone"
+    assert goes_on("a and b", {3}, even) == "a and b"  # one that trained elsewhere was lost
+
+
+def test_after_a_loss_the_best_team_by_what_is_known_goes_on_at_once() -> None:
+    """Of b it is known that it is slow: shares and teams go by that, nothing is tried for it."""
+    throttled = (100.0, 30.0, 100.0, 100.0)
+    assert goes_on("a, b, c and d", {2}, throttled) == "a, b and d"
+    # Timed before: with b it took far longer than the others by themselves.
+    timed = {"a, b and d": 3.0, "a and d": 1.6}
+    assert goes_on("a, b, c and d", {2}, throttled, measured=timed) == "a and d"
+    # Two are left of a team that is none of the fastest: the fastest, not the first node alone.
+    assert goes_on("a, b, c and d", {2, 3}, throttled) == "a and b"
+
+
+def test_after_a_loss_another_team_must_pay_for_taking_over() -> None:
+    timed = {"a, b and d": 3.0, "a and d": 1.6}
+    speeds = (100.0, 30.0, 100.0, 100.0)
+    assert goes_on("a, b, c and d", {2}, speeds, left=1, measured=timed) == "a, b and d"
+    close = {"a, b and d": 1.7, "a and d": 1.6}
+    assert goes_on("a, b, c and d", {2}, speeds, measured=close) == "a, b and d"
+
+
+def test_an_exchange_that_was_never_timed_waits_for_a_trial() -> None:
+    even = (100.0,) * 4
+    timed = {"a, b and d": 3.0}
+    assert goes_on("a, b, c and d", {2}, even, measured=timed) != "a, b and d, ring"
+    timed |= {"a, b and d, ring": 1.0}
+    assert goes_on("a, b, c and d", {2}, even, measured=timed) == "a, b and d, ring"
