@@ -46,7 +46,7 @@ ROWS = {
             "workload.data": "mnist",
             "data.image_size": 28,
             "optimizer.name": "sgd",
-            "train.steps": 45,
+            "train.steps": 420,
         },
     ),
     "mnist_cnn": Row(

@@ -38,7 +38,7 @@ BARRIER_SECONDS = 60.0
 """Only against a hang: workers begin a trial together."""
 LONE_SECONDS, LONE_RUNS = 0.15, 5
 """How long and how often lone requests are tried at least."""
-LONE_TURNS = 8
+LONE_TURNS = 64
 """Of so many lone requests one is answered by the session that was slower."""
 TRIAL_SECONDS, TRIAL_RUNS = 0.08, 3
 """How long and how often each batch is tried at least, after one run to warm up."""
