@@ -32,6 +32,8 @@ ALLOWED_VARIABLES = {
 _SHARED_MEMORY = Path("/dev/shm")
 BACKING = "OMPI_MCA_btl_sm_backing_directory"
 """Where Open MPI keeps the memory that its ranks share."""
+MPI_SEGMENT = "sm_segment."
+"""What Open MPI's files of shared memory begin with."""
 SESSION = "pl-"
 """What the tests of one process share begins with this: other processes run tests of their own."""
 _PR_SET_CHILD_SUBREAPER = 36
@@ -222,10 +224,11 @@ def _names(folder: Path) -> set[str]:
 
 
 def _shared_files() -> set[str]:
-    """Files of shared memory, those of other sessions of tests left out."""
+    """Files of shared memory; MPI of ours has a folder of its own, so those beside it are others'."""
     own = os.environ.get(BACKING, "")
-    found = {str(_SHARED_MEMORY / name) for name in _names(_SHARED_MEMORY)}
-    found = {name for name in found if not Path(name).name.startswith(SESSION)}
+    others = (SESSION, MPI_SEGMENT) if own else (SESSION,)
+    names = {name for name in _names(_SHARED_MEMORY) if not name.startswith(others)}
+    found = {str(_SHARED_MEMORY / name) for name in names}
     return found | ({str(Path(own) / name) for name in _names(Path(own))} if own else set())
 
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from leaks import Watch
+from leaks import BACKING, MPI_SEGMENT, Watch
 
 
 def test_nothing_left_is_nothing_said() -> None:
@@ -96,6 +96,18 @@ def test_files_in_shared_memory_and_temporary_folder() -> None:
     for path in (shared, temporary, other):
         path.unlink()
     assert found == [f"{shared} was left behind", f"{temporary} was left behind"]
+
+
+def test_mpi_files_are_ours_in_our_folder_only() -> None:
+    watch = Watch()
+    name = f"{MPI_SEGMENT}test.{os.getpid()}"
+    ours, others = Path(os.environ[BACKING]) / name, Path("/dev/shm") / name
+    for path in (ours, others):
+        path.write_bytes(b"x")
+    found = watch.leaks(grace=0.0)
+    for path in (ours, others):
+        path.unlink()
+    assert found == [f"{ours} was left behind"]
 
 
 def test_what_ends_a_moment_later_is_no_leak() -> None:
