@@ -224,7 +224,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _shared_files() -> set[str]:
-    """Files of shared memory; MPI of ours has a folder of its own, so those beside it are others'."""
+    """Files of shared memory; MPI of ours has a folder of its own, those beside it are others'."""
     own = os.environ.get(BACKING, "")
     others = (SESSION, MPI_SEGMENT) if own else (SESSION,)
     names = {name for name in _names(_SHARED_MEMORY) if not name.startswith(others)}
