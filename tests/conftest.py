@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from leaks import BACKING, SESSION, Watch, adopt_orphans
+from leaks import BACKING, SESSION, Watch, adopt_orphans, own_shared_memory
 
 from paceline.hardware.instructions import use_safe_instructions
 from paceline.schema import Config
@@ -51,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
         (_home / folder).mkdir()
         os.environ[name] = str(_home / folder)
     tempfile.tempdir = None
+    own_shared_memory()
     # MPI's shared memory beside that of others who test at the same time, not among it.
     shared = Path(tempfile.mkdtemp(prefix=SESSION, dir="/dev/shm"))
     os.environ[BACKING] = str(shared)
@@ -76,7 +77,7 @@ def one_lab_at_a_time(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("lab") is None:
         yield
         return
-    with Path("/dev/shm/pl-lab.lock").open("w") as lock:
+    with Path(os.environ["PYTEST_DEBUG_TEMPROOT"], "pl-lab.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

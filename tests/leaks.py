@@ -37,6 +37,9 @@ MPI_SEGMENT = "sm_segment."
 SESSION = "pl-"
 """What the tests of one process share begins with this: other processes run tests of their own."""
 _PR_SET_CHILD_SUBREAPER = 36
+_CLONE_NEWNS = 0x20000
+_MS_PRIVATE = 0x4000 | 0x40000
+"""Of this mount and all below it."""
 _LISTENING = "0A"
 
 
@@ -44,6 +47,19 @@ def adopt_orphans() -> None:
     """Become the parent of processes whose own parent dies, so that they can be found."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def own_shared_memory() -> bool:
+    """Have a /dev/shm that no other program sees; False where the kernel does not allow it.
+
+    What others leave in the common one when they are killed looks like a leak of ours.
+    """
+    if sys.platform != "linux" or os.geteuid():
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNS) or libc.mount(None, b"/", None, _MS_PRIVATE, None):
+        return False
+    return libc.mount(b"tmpfs", bytes(_SHARED_MEMORY), b"tmpfs", 0, b"mode=1777") == 0
 
 
 class Watch:

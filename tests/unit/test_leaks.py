@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import leaks
 import pytest
 from leaks import BACKING, MPI_SEGMENT, Watch
 
@@ -124,3 +125,23 @@ def test_tests_see_nothing_of_the_user() -> None:
     assert home == Path.home()
     assert Path(os.environ["PACELINE_CACHE"]).parent == home.parent
     assert Path(tempfile.gettempdir()).parent == home.parent
+
+
+def test_what_others_have_in_shared_memory_is_not_seen() -> None:
+    mine = Path("/dev/shm/a-test-was-here")
+    mine.touch()
+    script = "import os, leaks; print(leaks.own_shared_memory(), os.listdir('/dev/shm'))"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=Path(leaks.__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert mine.exists()
+    finally:
+        mine.unlink()
+    if done.stdout.startswith("False"):
+        pytest.skip("only root may mount a /dev/shm of its own")
+    assert done.stdout == "True []\n"

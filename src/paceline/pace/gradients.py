@@ -8,7 +8,7 @@ accumulated, come out as in one process, and clipping sees the whole gradient.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,10 +18,8 @@ from torch.nn.parameter import is_lazy
 
 from paceline.errors import UnsupportedError, UserError
 from paceline.local.batch_norm import BatchNormMode, batch_norms, use_plain_synchronised
+from paceline.pace.overlap import Departure, Rhythm, strided
 from paceline.pace.ranks import Ranks
-
-BUCKET = 4 * 2**20
-"""Numbers of a gradient that travel together: 16 MB of fp32."""
 
 
 class Gradients:
@@ -32,7 +30,9 @@ class Gradients:
         self._named: dict[str, torch.Tensor] = {}
         self._known: set[int] = set()
         self._inside = False
-        self._before: list[torch.Tensor | None] = []
+        self._before: dict[int, torch.Tensor | None] = {}
+        self._rhythm = Rhythm()
+        self._departure: Departure | None = None
 
     @property
     def named(self) -> dict[str, torch.Tensor]:
@@ -49,84 +49,87 @@ class Gradients:
             parameter.register_post_accumulate_grad_hook(self._watch)  # type: ignore[no-untyped-call]
         return True
 
+    def forget(self) -> None:
+        """Expect nothing: ranks have come who do not know what the passes before have reached."""
+        self._rhythm = Rhythm()
+
     def _watch(self, parameter: torch.Tensor) -> None:
         if not self._inside:
             raise UserError(
                 "loss.backward() gives each rank the gradient of its own part alone: call"
                 " pace.backward(loss)"
             )
+        if self._departure is not None:
+            self._departure.arrived(parameter)
 
     def backward(self, loss: torch.Tensor, factor: float, **options: Any) -> None:
         """The backward pass of this rank's part; gradients are not added up yet."""
         trained = self._trained()
-        self._before = [each.grad for each in trained]
-        for each in trained:
+        self._before = {number: each.grad for number, each in trained.items()}
+        for each in trained.values():
             each.grad = None
+        self._departure = self._depart(trained, counts=factor != 0.0)
         self._inside = True
         try:
             (loss if factor == 1.0 else loss * factor).backward(**options)  # type: ignore[no-untyped-call]
         except BaseException:
-            for each, gradient in zip(trained, self._before, strict=True):
-                each.grad = gradient
+            for number, each in trained.items():
+                each.grad = self._before[number]
             raise
         finally:
             self._inside = False
         if factor == 0.0:  # 0 x NaN is not 0, and nothing of this part counts
-            for each in trained:
+            for each in trained.values():
                 if each.grad is not None:
                     each.grad.zero_()
+
+    def _depart(self, trained: Mapping[int, torch.Tensor], *, counts: bool) -> Departure | None:
+        """What is expected to leave during the pass; nothing between ranks of one machine."""
+        if not self._ranks.has_background:
+            return None
+        expected = [trained[number] for number in self._rhythm.expected if number in trained]
+        if not expected:
+            return None
+        return Departure(expected, self._ranks.begin_adding_up, counts=counts)
 
     @torch.no_grad()
     def add_up(self) -> None:
         """The sum over ranks of what `backward` left, into every parameter's gradient."""
         trained = self._trained()
+        departure, self._departure = self._departure, None
+        gone = departure.finish() if departure is not None else set()
         # Which parameters the loss depends on may differ by the data: whoever has one, all add it.
-        needed = self._ranks.sum(float(each.grad is not None) for each in trained)
-        parts: list[torch.Tensor] = []
-        for each, count in zip(trained, needed, strict=True):
-            if not count:
-                continue
-            if each.grad is None:
-                each.grad = torch.zeros_like(each)
-            if each.grad.layout is not torch.strided:
-                raise UnsupportedError(
-                    f"a gradient has the layout {each.grad.layout}, which ranks cannot add up: use"
-                    " sparse=False"
-                )
-            parts.append(each.grad)
-        if len(self._ranks.members) > 1:
-            _add_up(parts, self._ranks)
-        for each, before in zip(trained, self._before, strict=True):
+        here = [float(each.grad is not None) for each in trained.values()]
+        left = [float(id(each) in gone) for each in trained.values()]
+        sums = self._ranks.sum(here + left if departure is not None else here)
+        here, left = sums[: len(trained)], sums[len(trained) :]
+        self._add_up([each for each, count in zip(trained.values(), here, strict=True) if count])
+        if departure is not None:
+            needed = {id(each) for each, count in zip(trained.values(), left, strict=True) if count}
+            for each, total in departure.sums():
+                if id(each) in needed:
+                    each.grad = total if each.grad is None else each.grad.add_(total)
+        self._rhythm.note(tuple(n for n, each in trained.items() if each.grad is not None))
+        for number, each in trained.items():
+            before = self._before[number]
             if before is not None:
                 each.grad = before if each.grad is None else before.add_(each.grad)
 
-    def _trained(self) -> list[torch.Tensor]:
-        return [each for each in self._named.values() if each.requires_grad]
+    def _add_up(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Their gradients over all ranks; one bucket is filled while another travels."""
+        for each in parameters:
+            each.grad = strided(torch.zeros_like(each) if each.grad is None else each.grad)
+        if len(self._ranks.members) == 1:
+            return
+        departure = Departure(parameters, self._ranks.begin_adding_up, counts=True)
+        departure.finish()
+        for each, total in departure.sums():
+            each.grad = total
 
-
-def _add_up(gradients: Sequence[torch.Tensor], ranks: Ranks) -> None:
-    """Over all ranks, in buckets of which one is filled while another travels."""
-    sent: list[tuple[list[torch.Tensor], torch.Tensor, Any]] = []
-    bucket: list[torch.Tensor] = []
-
-    def send() -> None:
-        flat = torch.cat([each.reshape(-1) for each in bucket])
-        sent.append((list(bucket), flat, ranks.begin_adding_up(flat)))
-        bucket.clear()
-
-    for each in gradients:
-        other = bucket and bucket[0].dtype is not each.dtype
-        if bucket and (other or sum(e.numel() for e in bucket) + each.numel() > BUCKET):
-            send()
-        bucket.append(each)
-    if bucket:
-        send()
-    for members, flat, work in sent:
-        work.wait()
-        at = 0
-        for each in members:
-            each.copy_(flat[at : at + each.numel()].view(each.shape))
-            at += each.numel()
+    def _trained(self) -> dict[int, torch.Tensor]:
+        """Parameters by number."""
+        named = enumerate(self._named.values())
+        return {number: each for number, each in named if each.requires_grad}
 
 
 class _Statistics:

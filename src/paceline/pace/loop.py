@@ -126,6 +126,7 @@ class Pace:
                 self._legs.bodies.watch(model)
         prepared = [self._prepare(each) for each in things]
         self._prepared.check_same()
+        self._ranks.open_background(self._ranks.gather(os.uname().nodename))
         self._prepared.spread()
         if self.rank:  # noise and dropout of another part of the batch are other numbers
             torch.manual_seed((torch.initial_seed() + self.rank) % 2**63)

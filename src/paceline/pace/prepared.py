@@ -86,6 +86,7 @@ class Prepared:
 
     def hand_over(self) -> None:
         """All that the first rank has, on every rank that works now."""
+        self.gradients.forget()
         self.spread()
         if len(self._ranks.members) == 1:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ class Ranks:
         self.members: tuple[int, ...] = tuple(range(self.size))
         """Who works now, the first rank always; the others wait in their loaders."""
         self._groups: dict[tuple[int, ...], Any] = {self.members: None}
+        self._background: dict[tuple[int, ...], Any] = {}
 
     @property
     def is_first(self) -> bool:
@@ -45,10 +46,25 @@ class Ranks:
         """This rank's among those who work now."""
         return self.members.index(self.rank)
 
+    def open_background(self, hosts: Sequence[str]) -> None:
+        """By the host of each rank: between hosts a second way, for what travels meanwhile.
+
+        Between ranks of one machine there is nothing to hide behind. Every rank calls it.
+        """
+        if len(set(hosts)) > 1 and not self._background:
+            self._background = {each: _group_of(each) for each in self._groups}
+
+    @property
+    def has_background(self) -> bool:
+        """Whether `begin_adding_up` may go on while ranks ask each other other things."""
+        return self._background.get(self.members) is not None
+
     def make_team(self, members: tuple[int, ...]) -> None:
         """Some ranks that may work without the others; every rank calls it, in the same order."""
         if members not in self._groups:
-            self._groups[members] = dist.new_group(list(members)) if len(members) > 1 else None
+            self._groups[members] = _group_of(members)
+            if self._background:
+                self._background[members] = _group_of(members)
 
     def use(self, members: tuple[int, ...]) -> None:
         """Let all that follows be among these ranks, a team that was made."""
@@ -78,7 +94,8 @@ class Ranks:
 
     def begin_adding_up(self, tensor: torch.Tensor) -> Any:
         """As `add_up`, but done only when what it returns was waited for."""
-        return dist.all_reduce(tensor, group=self._group, async_op=True)
+        group = self._background.get(self.members, self._group)
+        return dist.all_reduce(tensor, group=group, async_op=True)
 
     def spread(self, tensors: Iterable[torch.Tensor]) -> None:
         """The first rank's values into everybody's tensors."""
@@ -160,6 +177,10 @@ class Ranks:
         if "error" in found:
             raise RunDirectoryError(found["error"])
         return found["value"]
+
+
+def _group_of(members: tuple[int, ...]) -> Any:
+    return dist.new_group(list(members)) if len(members) > 1 else None
 
 
 def _open() -> None:

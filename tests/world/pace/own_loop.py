@@ -6,11 +6,13 @@ With --plain nothing of Paceline is in it: what one process makes of the same ba
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import (
     DataLoader,
     IterableDataset,
@@ -22,11 +24,12 @@ from torch.utils.data import (
 
 import paceline
 import paceline.pace.legs
+from paceline.pace.ranks import Ranks
 from paceline.plan.pilot import Decision, Knowledge
 
 KINDS = (
     "samples", "ignored", "sum", "accumulated", "norm", "gan", "shuffled", "own_parameter",
-    "stream", "drawn", "uneven",
+    "stream", "drawn", "uneven", "twice", "rare", "layout",
 )  # fmt: skip
 
 
@@ -53,6 +56,35 @@ class Uneven(Sampler[list[int]]):
         order = torch.randperm(70, generator=self.generator).tolist()
         return iter([order[at : at + size] for at, size in ((0, 16), (16, 5), (21, 9), (30, 16),
                                                             (46, 4), (50, 13))])  # fmt: skip
+
+
+class Twice(nn.Module):
+    """A layer in two parts of the graph that are computed again in the backward pass, one inside
+    the other's: its gradient arrives twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.last = nn.Linear(6, 6), nn.Linear(6, 12)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found = inputs.requires_grad_()
+        for _ in range(2):
+            found = checkpoint(self.shared, found.tanh(), use_reentrant=True)
+        return self.last(found)
+
+
+class Rare(nn.Module):
+    """A layer that only some samples reach: a part of a batch may have none of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rare, self.last = nn.Linear(6, 6), nn.Linear(6, 12)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        far = inputs[:, 0] > 1.5
+        if far.any():
+            inputs = torch.where(far[:, None], self.rare(inputs), inputs)
+        return self.last(inputs)
 
 
 class Plain:
@@ -86,6 +118,12 @@ def data() -> TensorDataset:
 
 
 def net(kind: str, inputs: int, outputs: int) -> nn.Module:
+    if kind in ("twice", "rare"):
+        return Twice() if kind == "twice" else Rare()
+    if kind == "layout":
+        layers = (nn.Unflatten(1, (3, 2, 1)), nn.Conv2d(3, 4, 2, padding=1), nn.Flatten())
+        found = nn.Sequential(*layers, nn.Linear(24, 12))
+        return found.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     middle = [nn.BatchNorm1d(8)] if kind == "norm" else []
     return nn.Sequential(nn.Linear(inputs, 8), *middle, nn.Tanh(), nn.Linear(8, outputs))
 
@@ -169,6 +207,24 @@ def switch_every(updates: int) -> None:
     paceline.pace.legs.next_leg = next_leg  # type: ignore[attr-defined]
 
 
+def be_apart() -> None:
+    """Every rank as if on a host of its own: gradients leave during the backward pass."""
+    open_background, begin = Ranks.open_background, Ranks.begin_adding_up
+
+    def open_apart(ranks: Ranks, hosts: Sequence[str]) -> None:
+        open_background(ranks, [str(number) for number in range(len(hosts))])
+
+    def counted(ranks: Ranks, tensor: torch.Tensor) -> Any:
+        during.append(torch._C._current_graph_task_id() != -1)
+        return begin(ranks, tensor)
+
+    Ranks.open_background, Ranks.begin_adding_up = open_apart, counted  # type: ignore[method-assign]
+
+
+during: list[bool] = []
+"""Of every bucket that left, whether a backward pass was under way."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=KINDS)
@@ -180,11 +236,14 @@ def main() -> None:
     parser.add_argument("--shares", type=lambda text: [float(word) for word in text.split(",")])
     parser.add_argument("--legs", action="store_true")
     parser.add_argument("--switch", type=int, help="another team every so many batches")
+    parser.add_argument("--apart", action="store_true", help="ranks as if on hosts of their own")
     options = parser.parse_args()
     torch.manual_seed(3)
     pace: Any = Plain()
     if not options.plain:
         legs = options.legs or options.switch is not None
+        if options.apart:
+            be_apart()
         if options.switch:
             switch_every(options.switch)
         pace = paceline.Pace(run=options.run, shares=options.shares, legs=legs)
@@ -192,6 +251,8 @@ def main() -> None:
         found = train_gan(pace, options.epochs)
     else:
         found = train(pace, options.kind, options.epochs, options.stop)
+    if options.apart:
+        assert any(during), "no gradient left during a backward pass"
     if pace.is_first:
         torch.save(found, options.out)
 

@@ -70,6 +70,17 @@ def test_two_ranks_have_the_weights_of_one_process(run_cli: Cli, tmp_path: Path,
     assert difference(expected, tmp_path / "out.pt") < TOLERANCE
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_that_leave_early_are_those_of_one_process(
+    run_cli: Cli, tmp_path: Path, kind: str
+) -> None:
+    """As between hosts: buckets travel while the backward pass runs."""
+    expected = plainly(tmp_path, kind)
+    done = run_cli("run", "--nproc", "2", SCRIPT, kind, "out.pt", "--shares", "3,1", "--apart")
+    assert done.returncode == 0, done.stderr
+    assert difference(expected, tmp_path / "out.pt") < TOLERANCE
+
+
 @pytest.mark.slow
 @pytest.mark.world_size(4)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "stream"])  # its rest is 3
