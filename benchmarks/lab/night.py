@@ -30,8 +30,6 @@ SECONDS = 0.025
 BATCH = 32
 SAMPLES = 1600
 """Of an epoch."""
-AIM = 0.85
-"""Of the sum of what was there."""
 _END_FACTOR = 3.0
 """So many times as long as it would take on what is there, and it has failed."""
 

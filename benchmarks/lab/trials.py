@@ -51,7 +51,6 @@ class Timing:
     """Per update, as the exchange counts them."""
     kernel_bytes_sent: float = 0.0
     """Per update, as the interface of the host counts them, headers included."""
-    kernel_bytes_received: float = 0.0
     packets_sent: float = 0.0
     packets_received: float = 0.0
     waited: float = 0.0

@@ -276,7 +276,6 @@ def _timing(
         seconds=seconds / each,
         samples=samples,
         bytes_sent=counted.bytes_sent / each,
-        kernel_bytes_received=kernel[0] / each,
         packets_received=kernel[1] / each,
         kernel_bytes_sent=kernel[2] / each,
         packets_sent=kernel[3] / each,
