@@ -71,13 +71,13 @@ peers: $(READY)
 	$(BIN)/python -m benchmarks.beside --size small --place one --rounds 1 --out runs/beside
 
 clean:
-	rm -rf $(VENV) $(ENGINES:%=.venv-%) .pytest_cache .mypy_cache .ruff_cache build dist site src/*.egg-info
+	rm -rf $(VENV) $(ENGINES:%=.venv-%) .pytest_cache .mypy_cache .ruff_cache build dist site *.egg-info src/*.egg-info
 
 # torch first and alone: a resolver that sees a range instead of a pin may fetch CUDA builds.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml development/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(PIP_FLAGS) -c constraints.txt torch
-	$(BIN)/pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[mpi,serve,dev]"
+	$(BIN)/pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[mpi,serve,dev]" -e ./development
 	touch $(READY)
 
 $(VENV)/.docs: $(READY)

@@ -27,12 +27,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from paceline.studies.lerat.speeds import images_per_second
-from paceline.studies.outcome import StepOutcome
-from paceline.studies.peers.environments import find_peer
-from paceline.studies.peers.recipes import names
-from paceline.studies.running import Work, machine_words, run_step
-from paceline.studies.spec import StudyStep
+from studies.lerat.speeds import images_per_second
+from studies.outcome import StepOutcome
+from studies.peers.environments import find_peer
+from studies.peers.recipes import names
+from studies.running import Work, machine_words, run_step
+from studies.spec import StudyStep
 
 EXACT = 1e-4
 """Largest relative difference of losses that the order of sums explains."""

@@ -152,7 +152,7 @@ def run_together(commands: Sequence[Sequence[str]]) -> int:
 
 def require(name: str) -> None:
     """End with the line that makes a peer ready, unless this is its environment."""
-    from paceline.studies.peers.environments import find_peer, install_line
+    from studies.peers.environments import find_peer, install_line
 
     peer = find_peer(name)
     if importlib.util.find_spec(peer.recipe.module.partition(".")[0]) is None:

@@ -17,7 +17,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 import paceline
-from paceline.cli import COMMANDS
+from paceline.cli import FROM_SOURCE
 from paceline.cli import paceline as program
 from paceline.config.help import settings_help
 
@@ -66,10 +66,12 @@ def commands() -> str:
     """Every command with its help, as it prints it."""
     lines = ["# Commands", "", "`paceline COMMAND --help` prints the same."]
     parent = click.Context(program, info_name="paceline")
-    for name in COMMANDS:
+    for name in program.list_commands(parent):
         command = program.get_command(parent, name)
         assert command is not None
         lines += ["", f"## {name}", ""]
+        if name in FROM_SOURCE:
+            lines += ["Comes with Paceline's source, not with the package.", ""]
         for context in contexts(command, name, parent):
             if context.info_name != name:
                 lines += ["", f"### {context.command_path.removeprefix('paceline ')}", ""]

@@ -15,7 +15,8 @@ from typing import NoReturn
 
 import click
 
-from paceline.errors import PacelineError, is_out_of_memory, shortened, shown
+from paceline.errors import PacelineError, UserError, is_out_of_memory, shortened, shown
+from paceline.schema.registry import Registry
 from paceline.text import printable
 
 _NAMES_OF_NO_FILE = (errno.ENAMETOOLONG, errno.ELOOP)
@@ -45,31 +46,49 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("paceline.commands.models", "List the models, or print one layer by layer."),
     "data": ("paceline.commands.data", "List the data sets, inspect one, or download one."),
     "lab": ("paceline.commands.lab", "An emulated cluster on this machine: run, check, clean."),
-    "bench": ("paceline.commands.bench", "Compare exchanges and shares on emulated hosts."),
-    "experiment": ("paceline.commands.experiment", "Run a study here, beside plain PyTorch."),
-    "peers": ("paceline.commands.peers", "Install other systems to be measured beside."),
     "hosts": ("paceline.commands.hosts", "Bring bare machines to readiness over ssh."),
     "doctor": ("paceline.commands.doctor", "Check this machine: cores, memory, versions, data."),
 }
+FROM_SOURCE = ("bench", "experiment", "peers")
+"""Commands for those who develop Paceline: `development/pyproject.toml` in its source adds them."""
+
+ADDED = Registry[click.Command]("command", "paceline.commands", {}, click.Command)
+"""Commands of other packages."""
 
 
 class LazyGroup(click.Group):
     """A group whose subcommands are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS, *(name for name in ADDED if name not in COMMANDS)]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
-            return None
-        module = importlib.import_module(COMMANDS[name][0])
-        command = module.command
-        assert isinstance(command, click.Command)
-        return command
+        if name in COMMANDS:
+            command = importlib.import_module(COMMANDS[name][0]).command
+            assert isinstance(command, click.Command)
+            return command
+        if name in ADDED:
+            return ADDED[name]
+        if name in FROM_SOURCE:
+            raise UserError(
+                f"`paceline {name}` comes with Paceline's source and not with the package: clone"
+                " the repository and run `make train` there, which sets it up"
+            )
+        return None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, text) for name, (_, text) in COMMANDS.items()]
+        rows += [(name, _line_of(name)) for name in self.list_commands(ctx)[len(rows) :]]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl(rows)
+
+
+def _line_of(name: str) -> str:
+    """What --help says of a command of another package, which is imported for it."""
+    try:
+        return ADDED[name].get_short_help_str(limit=60)
+    except PacelineError as error:
+        return printable(str(error))
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.cli import COMMANDS
+from paceline.cli import COMMANDS, FROM_SOURCE
 from paceline.config import config_from, load_config
 from paceline.schema.legs import read_legs
 
@@ -221,7 +221,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     settings = (tmp_path / "site" / "reference" / "settings.html").read_text()
     assert "workload.batch_size" in settings
     commands = (tmp_path / "site" / "reference" / "commands.html").read_text()
-    assert all(f'id="{name}"' in commands for name in COMMANDS)
+    assert all(f'id="{name}"' in commands for name in (*COMMANDS, *FROM_SOURCE))
     # The site opens without a network: nothing is loaded from elsewhere.
     for page in (tmp_path / "site").rglob("*.html"):
         loaded = re.findall(
@@ -244,7 +244,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_in_documents_exist(document: Path) -> None:
     for name in re.findall(r"`paceline ([a-z]+)", document.read_text()):
-        assert name in COMMANDS, f"{document.name} speaks of `paceline {name}`"
+        assert name in (*COMMANDS, *FROM_SOURCE), f"{document.name} speaks of `paceline {name}`"
 
 
 def test_public_names_are_there() -> None:

@@ -88,6 +88,14 @@ def test_it_installs_into_an_empty_environment_and_trains(built: Path, tmp_path:
     small = ("--set", "train.epochs=1", "--set", "local.strategy=sequential")
     run(str(program / "paceline"), "train", "paceline.toml", *small, cwd=tmp_path)
     assert (tmp_path / "runs" / "latest" / "run.json").exists()
+    # What is for those who develop Paceline is not listed, and named as what it is.
+    assert "experiment" not in run(str(program / "paceline"), "--help", cwd=tmp_path)
+    refused = subprocess.run(
+        [str(program / "paceline"), "experiment", "list"],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert refused.returncode == 2
+    assert "comes with Paceline's source" in refused.stderr
     # What is not installed is named with the line that installs it.
     refused = subprocess.run(
         [str(program / "paceline"), "watch"], cwd=tmp_path, capture_output=True, text=True

@@ -138,8 +138,8 @@ def _restore_loop(random: Random, folder: Path) -> None:
 
 def programs() -> list[Target]:
     """All of these."""
-    from paceline.bench.exchange import Cell, Effort, Matrix, TrialRow
-    from paceline.bench.predict import CaseOutcome, PredictionRun, Results
+    from benchmarks.lab.exchange import Cell, Effort, Matrix, TrialRow
+    from benchmarks.lab.predict import CaseOutcome, PredictionRun, Results
 
     row = TrialRow(
         name="ring", seconds=1.0, low=1.0, high=1.0, images_per_second=1.0, mb_sent=1.0,

@@ -176,7 +176,7 @@ def _read_lab(path: Path) -> None:
 
 
 def _read_experiment(path: Path) -> None:
-    from paceline.studies.spec import load_experiment
+    from studies.spec import load_experiment
 
     for quick in (True, False):
         load_experiment(path.parent, quick=quick)

@@ -6,9 +6,8 @@ is run by one set of ranks, as the race does with its candidates.
 
 from __future__ import annotations
 
-import json
-import os
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,22 +15,18 @@ from unittest import mock
 
 import own_models
 import torch
-from safetensors.torch import load_file, save_file
+from rank_cases import Found, run_in_ranks, through_cases
 from torch import nn
 
 from paceline import local, models
-from paceline.config.environment import rank_context, shared_memory
 from paceline.data.sampler import apportion
 from paceline.data.samples import Stacked
-from paceline.launch.local import run_ranks
-from paceline.launch.rank import die_with_parent, leave, record_failure
+from paceline.launch.rank import leave
 from paceline.local import processes
 from paceline.local.base import Job
-from paceline.local.board import Arena, Board
 from paceline.local.steps import Supervised
 from paceline.local.tiles import describe_tiles
-from paceline.run import RunDirectory
-from paceline.schema import NodePlan, RankContext
+from paceline.schema import NodePlan
 
 SIZES = (16, 16, 12, 16, 7)
 """Samples of the five updates: an even batch, one that 4 does not divide into 4s, a prime."""
@@ -131,50 +126,17 @@ def reference(case: Case) -> dict[str, torch.Tensor]:
 
 
 def run_cases(folder: Path, cases: list[Case]) -> list[dict[str, torch.Tensor]]:
-    """Every case in real ranks, as many as the first one needs; `sequential` ones in each."""
-    (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
-    before = os.environ.get("PYTHONPATH")
-    kept = [] if before is None else [before]
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *kept])
-    try:
-        assert run_ranks(RunDirectory(folder), NodePlan(**cases[0].node), module="cases") == 0
-    finally:
-        os.environ.pop("PYTHONPATH")
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
-    return [load_file(folder / f"case-{n}.safetensors") for n in range(len(cases))]
+    """Every case in real ranks; `sequential` ones in each."""
+    return run_in_ranks(folder, "cases", cases)
 
 
-def _run(folder: Path, context: RankContext) -> None:
-    describe_tiles()
-    memory = shared_memory()
-    die_with_parent(memory.parent)
-    board = Board(memory.board, ranks=context.local_size, rank=context.local_rank, deadline=30.0)
-    board.start_heartbeat()
-    try:
-        for number, values in enumerate(json.loads((folder / "cases.json").read_text())):
-            case = Case(**{**values, "sizes": tuple(values["sizes"])})
-            places = {"context": context, "board": board, "arena": Arena(memory.arena, board)}
-            allowed = processes.can_round if case.rounded else lambda job: False
-            with mock.patch.object(processes, "can_round", allowed):
-                weights, state = train(case, case.job(**places))
-            if context.is_first:
-                save_file(flat(weights, state), folder / f"case-{number}.safetensors")
-            board.barrier("next case")
-    finally:
-        board.close()
-
-
-def main(path: str) -> int:
-    """One rank's way through all cases."""
-    context = rank_context()
-    try:
-        _run(Path(path), context)
-    except BaseException as error:
-        record_failure(RunDirectory(Path(path)), context, error)
-        return 1
-    return 0
+def _act(number: int, values: Mapping[str, Any], places: dict[str, Any]) -> Found:
+    case = Case(**{**values, "sizes": tuple(values["sizes"])})
+    allowed = processes.can_round if case.rounded else lambda job: False
+    with mock.patch.object(processes, "can_round", allowed):
+        return flat(*train(case, case.job(**places)))
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1]))
+    describe_tiles()
+    leave(through_cases(sys.argv[1], _act, deadline=30.0))

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from rank_cases import Found, run_in_ranks, through_cases
+
 from paceline import api
 from paceline.config import load_config
-from paceline.config.environment import rank_context, shared_memory
 from paceline.data.samples import Samples
 from paceline.errors import ProofError
-from paceline.launch.local import run_ranks
-from paceline.launch.rank import die_with_parent, record_failure
 from paceline.local.base import StepResult
-from paceline.local.board import Arena, Board
 from paceline.local.processes import Processes
 from paceline.local.replicas import Replicas
 from paceline.observe.recorder import Recorder
 from paceline.run import RunDirectory
-from paceline.schema import NodePlan, Plan, RankContext
+from paceline.schema import NodePlan, Plan
 from paceline.schema.strategies import STRATEGIES
 from paceline.training.assemble import Task
 from paceline.training.parts import make_parts
@@ -111,52 +108,14 @@ def verdict(claim: Claim, folder: Path, **places: Any) -> str:
 
 
 def run_proofs(folder: Path, claims: list[Claim]) -> list[str]:
-    """Every claim in real ranks, as many as the first one needs."""
-    import dataclasses
-
-    folder.mkdir(exist_ok=True)
-    (folder / "claims.json").write_text(json.dumps([dataclasses.asdict(c) for c in claims]))
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *([before] if before else [])])
-    try:
-        node = NodePlan(**claims[0].node)
-        assert run_ranks(RunDirectory(folder), node, module="proofs") == 0
-    finally:
-        os.environ.pop("PYTHONPATH")
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
-    return list(json.loads((folder / "verdicts.json").read_text()))
+    """What every proof said, in real ranks."""
+    return run_in_ranks(folder, "proofs", claims)
 
 
-def _run(folder: Path, context: RankContext) -> None:
-    memory = shared_memory()
-    die_with_parent(memory.parent)
-    board = Board(memory.board, ranks=context.local_size, rank=context.local_rank, deadline=120.0)
-    board.start_heartbeat()
-    found = []
-    try:
-        for number, values in enumerate(json.loads((folder / "claims.json").read_text())):
-            claim = Claim(**{**values, "changes": tuple(values["changes"])})
-            arena = Arena(memory.arena, board)
-            places = {"context": context, "board": board, "arena": arena}
-            found.append(verdict(claim, folder / f"claim-{number}", **places))
-            board.barrier("next claim")
-    finally:
-        board.close()
-    if context.is_first:
-        (folder / "verdicts.json").write_text(json.dumps(found))
-
-
-def main(path: str) -> int:
-    """One rank's way through all claims."""
-    context = rank_context()
-    try:
-        _run(Path(path), context)
-    except BaseException as error:
-        record_failure(RunDirectory(Path(path)), context, error)
-        return 1
-    return 0
+def _act(number: int, values: Mapping[str, Any], places: dict[str, Any]) -> Found:
+    claim = Claim(**{**values, "changes": tuple(values["changes"])})
+    return verdict(claim, Path(sys.argv[1]) / f"claim-{number}", **places)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(through_cases(sys.argv[1], _act, deadline=120.0))

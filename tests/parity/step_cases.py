@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from rank_cases import Found, run_in_ranks, through_cases
 from step_models import BATCH, EPOCHS, RATE, SAMPLES, TASKS, order
 
 from paceline import local
-from paceline.config.environment import rank_context, shared_memory
 from paceline.data.base import DataRequest
 from paceline.data.own import as_source
 from paceline.data.sampler import apportion
 from paceline.errors import UserError
-from paceline.launch.local import run_ranks
-from paceline.launch.rank import die_with_parent, leave, record_failure
+from paceline.launch.rank import leave
 from paceline.local.base import Job
-from paceline.local.board import Arena, Board
 from paceline.local.steps import OwnStep, Supervised
-from paceline.run import RunDirectory
-from paceline.schema import NodePlan, RankContext
-
-Found = dict[str, torch.Tensor] | str
+from paceline.schema import NodePlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,56 +89,14 @@ def train(case: Case, job: Job) -> Found:
 
 
 def run_cases(folder: Path, cases: list[Case]) -> list[Found]:
-    """Every case in real ranks, as many as the first one needs."""
-    (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
-    before = os.environ.get("PYTHONPATH")
-    kept = [] if before is None else [before]
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *kept])
-    try:
-        assert run_ranks(RunDirectory(folder), NodePlan(**cases[0].node), module="step_cases") == 0
-    finally:
-        os.environ.pop("PYTHONPATH")
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
-    refusals = json.loads((folder / "refusals.json").read_text())
-    return [
-        refusals.get(str(n)) or load_file(folder / f"case-{n}.safetensors")
-        for n in range(len(cases))
-    ]
+    """Every case in real ranks."""
+    return run_in_ranks(folder, "step_cases", cases)
 
 
-def _run(folder: Path, context: RankContext) -> None:
-    memory = shared_memory()
-    die_with_parent(memory.parent)
-    board = Board(memory.board, ranks=context.local_size, rank=context.local_rank, deadline=300.0)
-    board.start_heartbeat()
-    refusals: dict[int, str] = {}
-    try:
-        for number, values in enumerate(json.loads((folder / "cases.json").read_text())):
-            case = Case(**values)
-            places = {"context": context, "board": board, "arena": Arena(memory.arena, board)}
-            found = train(case, dataclasses.replace(case.job(), **places))
-            if context.is_first and isinstance(found, str):
-                refusals[number] = found
-            elif context.is_first and not isinstance(found, str):
-                save_file(found, folder / f"case-{number}.safetensors")
-            board.barrier("next case")
-        if context.is_first:
-            (folder / "refusals.json").write_text(json.dumps(refusals))
-    finally:
-        board.close()
-
-
-def main(path: str) -> int:
-    """One rank's way through all cases."""
-    context = rank_context()
-    try:
-        _run(Path(path), context)
-    except BaseException as error:
-        record_failure(RunDirectory(Path(path)), context, error)
-        return 1
-    return 0
+def _act(number: int, values: Mapping[str, Any], places: dict[str, Any]) -> Found:
+    case = Case(**values)
+    return train(case, dataclasses.replace(case.job(), **places))
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1]))
+    leave(through_cases(sys.argv[1], _act, deadline=300.0))

@@ -13,6 +13,7 @@ import pytest
 
 from paceline import cli
 from paceline.errors import DivergedError, UserError
+from paceline.schema.registry import Registry
 
 RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
 SMALL = (
@@ -40,6 +41,20 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"  {name} " in out
         assert text.split()[0] in out
     assert run_main(["-h"], capsys)[1] == out
+
+
+def test_commands_of_the_source_are_listed_where_it_is_and_explained_where_it_is_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tuple(cli.ADDED) == cli.FROM_SOURCE
+    nothing_added = Registry[click.Command]("command", "nobody.commands", {}, click.Command)
+    monkeypatch.setattr(cli, "ADDED", nothing_added)
+    _, out, _ = run_main(["--help"], capsys)
+    for name in cli.FROM_SOURCE:
+        assert f"  {name} " not in out
+        code, _, err = run_main([name, "--help"], capsys)
+        assert code == 2
+        assert err.startswith(f"paceline: `paceline {name}` comes with Paceline's source")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,7 +89,7 @@ def every_command() -> list[click.Context]:
 
 def test_the_help_of_every_command_has_an_example_of_it() -> None:
     commands = every_command()
-    assert len(commands) > len(cli.COMMANDS)
+    assert len(commands) > len(cli.COMMANDS) + len(cli.FROM_SOURCE)
     for context in commands:
         lines = [line.strip().removeprefix("sudo ") for line in context.get_help().splitlines()]
         examples = [line for line in lines if line.startswith(context.command_path)]

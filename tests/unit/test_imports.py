@@ -16,16 +16,17 @@ import pytest
 import paceline
 
 ROOT = Path(paceline.__file__).parent
+SOURCE = Path(__file__).parents[2]
 
 ORDER = (
     "errors", "text", "gloo", "references", "secure", "run", "schema", "config", "cost", "plan",
     "models", "data", "backends", "local", "exchange", "observe", "training", "hardware", "launch",
-    "lab", "serve", "report", "watch", "studies", "workflow", "integrations", "pace", "api",
-    "bench", "commands", "cli", "__main__", "__init__",
+    "lab", "serve", "report", "watch", "workflow", "integrations", "pace", "api",
+    "commands", "cli", "__main__", "__init__",
 )  # fmt: skip
 """A part of the package imports only from those before it."""
 WITHOUT_TORCH = (
-    "schema", "plan", "cost", "report", "studies", "errors", "run", "text", "cli", "__init__",
+    "schema", "plan", "cost", "report", "errors", "run", "text", "cli", "__init__",
     "secure", "watch",
 )  # fmt: skip
 
@@ -111,6 +112,26 @@ def test_no_forbidden_import() -> None:
 def test_the_rule_forbids(name: str, imported: str) -> None:
     assert forbidden(name, imported) is not None
     assert forbidden(imported, name) is None
+
+
+def test_what_comes_with_the_source_alone_is_not_imported_by_the_package() -> None:
+    found = [
+        f"{name} imports {imported}"
+        for name, path in modules()
+        for imported in imports(ast.parse(path.read_text()))
+        if imported.split(".")[0] in ("studies", "benchmarks")
+    ]
+    assert not found
+
+
+def test_studies_need_neither_torch_nor_benchmarks() -> None:
+    found = [
+        f"{path.name} imports {imported}"
+        for path in sorted((SOURCE / "studies").rglob("*.py"))
+        for imported in imports(ast.parse(path.read_text()))
+        if imported.split(".")[0] in ("torch", "benchmarks")
+    ]
+    assert not found
 
 
 def test_every_part_of_the_package_has_a_place_in_the_order() -> None:

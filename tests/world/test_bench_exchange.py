@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from paceline.bench.cluster import TrialRow
-from paceline.bench.exchange import Cell, Effort
+from benchmarks.lab.cluster import TrialRow
+from benchmarks.lab.exchange import Cell, Effort
 
 RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
 StartCli = Callable[..., "subprocess.Popen[str]"]
@@ -111,6 +111,6 @@ def _workers(parent: int) -> list[psutil.Process]:
     there = []
     for each in psutil.Process(parent).children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if "paceline.bench.worker" in each.cmdline():
+            if "benchmarks.lab.worker" in each.cmdline():
                 there.append(each)
     return there if len(there) == 2 else []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.night import Event, host_seconds, schedule
+from benchmarks.lab.night import Event, host_seconds, schedule
 from paceline.lab.testing import skip_without_namespaces
 
 

@@ -48,7 +48,7 @@ kind = "peer"
 peer = "nobody"
 """
 FINDINGS = """
-from paceline.studies.outcome import Claim, Findings
+from studies.outcome import Claim, Findings
 from paceline.report.figure import Section, Table
 
 

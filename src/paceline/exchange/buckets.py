@@ -24,13 +24,6 @@ class Waitable(Protocol):
     def wait(self) -> None: ...
 
 
-class Ended:
-    """An operation that has ended already."""
-
-    def wait(self) -> None:
-        """Nothing is left to wait for."""
-
-
 class Bucket:
     """Some weights whose gradients travel together."""
 

@@ -365,9 +365,13 @@ class Session(Failing):
             return
         if self.training and self.signals.passed_on == 1:
             self.order.say("stopping in order; once more to end at once")
-            self.control.send(0, "stop", signal=number)
+            self.stop_in_order(number)
             return
         self.interrupt(number)
+
+    def stop_in_order(self, number: int) -> None:
+        """The first node tells the others at which update."""
+        self.control.send(0, "stop", signal=number)
 
 
 def found_places(control: Control) -> tuple[NodePlace, ...]:

@@ -52,7 +52,6 @@ class Board:
 
     def __init__(self, descriptor: int, *, ranks: int, rank: int, deadline: float = 60.0) -> None:
         self.size = ranks
-        self.generation = 0
         self.ranks = ranks
         self.rank = rank
         self.deadline = deadline
@@ -162,15 +161,6 @@ class Board:
         return int(self._header[4]) or None
 
     # --- agreeing -----------------------------------------------------------
-
-    def activate(self, ranks: int) -> None:
-        """From now on only the first `ranks` take part; every rank of the node calls it."""
-        # Who still looks for the others in a barrier must see that they came.
-        self.barrier("activation", range(self.size), column=_EVERYONE)
-        self.ranks = ranks
-        self.generation += 1
-        self._rows[self.rank, _ACTIVE] = 0
-        self.barrier("activation", range(self.size), column=_EVERYONE)
 
     def barrier(
         self,

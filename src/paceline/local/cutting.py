@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import StrategyError
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
+    pass
 
 
 def choose_cuts(
@@ -118,16 +117,3 @@ def micro_batch_count(samples: int, wanted: int, least: int = 1) -> int:
         return below
     largest = min(2 * wanted, most)
     return next((m for m in range(wanted + 1, largest + 1) if samples % m == 0), below)
-
-
-def cut_points(model: nn.Module, sample: torch.Tensor) -> list[str]:
-    """The names that `local.split_at` may hold for a model: where one tensor alone crosses.
-
-    >>> from torch import nn, ones
-    >>> cut_points(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), ones(1, 4))
-    ['1', '2']
-    """
-    from paceline.local.cut_graph import trace
-
-    graph = trace(model, sample, stages=2)
-    return [graph.name_at(position) for position in graph.positions(single=True)]

@@ -18,23 +18,22 @@ from paceline.local.base import Job
 _PROBE_BYTES = 4 * 2**20
 _PROBE_ROUNDS = 5
 _rows: dict[tuple[int, ...], dist.ProcessGroup] = {}
-_generation = -1
 
 
 def init_gloo(job: Job) -> None:
-    """Join the active ranks of the node over Gloo on the loopback interface.
+    """Join the ranks of the node over Gloo on the loopback interface.
 
     The first rank listens on a port that the system chooses and tells the others
     through the board, so nothing is fixed and nothing is left behind.
     """
-    global _generation
     board = job.board
     assert board is not None
-    if dist.is_initialized():
-        if _generation == board.generation:
-            return
-        close_gloo()  # the ranks that take part are others now
-    _generation = board.generation
+    # A leg of other ranks may have come between: only where all are in a group of just these, which
+    # is then the same one, is it used again.
+    joined = dist.is_initialized() and dist.get_world_size() == board.ranks
+    if board.sum([float(joined)], "groups")[0] == board.ranks:
+        return
+    close_gloo()
     timeout = datetime.timedelta(seconds=board.deadline)
     store: TCPStore | None = None
     if board.rank == 0:

@@ -32,8 +32,6 @@ class PartitionChoice:
     reason: str = ""
     bytes_sent: tuple[float, ...] = ()
     """What every node sends per update."""
-    plain_bytes: float = 0.0
-    """What it would send without splitting any."""
 
 
 def choose_partition(
@@ -65,13 +63,13 @@ def choose_partition(
     names = tuple(each.name for chain in placed for each in chain if each.way != "batch")
     if not names:
         reason = "no layer is split: its activations would be more bytes than its gradients"
-        return PartitionChoice(reason=reason, bytes_sent=sent, plain_bytes=plain)
+        return PartitionChoice(reason=reason, bytes_sent=sent)
     verb = "is" if len(names) == 1 else "are"
     reason = (
         f"{_listed(names)} {verb} split: {max(sent) / 1e6:.1f} MB instead of"
         f" {plain / 1e6:.1f} MB per update"
     )
-    return PartitionChoice(layers=names, reason=reason, bytes_sent=sent, plain_bytes=plain)
+    return PartitionChoice(layers=names, reason=reason, bytes_sent=sent)
 
 
 def with_partition(plan: Plan, choice: PartitionChoice) -> Plan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import DeadlineError
@@ -21,6 +21,25 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.1
 LOOK_SECONDS = 0.5
 """Between two looks for nodes that the launcher has lost."""
+
+
+def wait_for_others(look: Callable[[], tuple[int, int]], deadline: float, what: str) -> float:
+    """Seconds until no other trains; `look`: how many do, and what grows while they do."""
+    started = moved = time.perf_counter()
+    before = -1
+    while True:
+        training, progress = look()
+        now = time.perf_counter()
+        if not training:
+            return now - started
+        if progress != before:
+            before, moved = progress, now
+        if now - moved > 2 * deadline:
+            raise DeadlineError(
+                f"the first {what} waited {now - moved:.0f} s for {training} others that make no"
+                " progress: one hangs, or raise train.deadline"
+            )
+        time.sleep(POLL_SECONDS)
 
 
 class MixedTeam(Team):
@@ -87,21 +106,13 @@ class MixedTeam(Team):
     def wait_for_all(self) -> float:
         if not self.is_first:
             return 0.0
-        roll, deadline = self.neighbours.roll, self.neighbours.deadline
-        started = moved = time.perf_counter()
-        progress = -1
-        while roll.training:
+        roll = self.neighbours.roll
+
+        def look() -> tuple[int, int]:
             self._look_for_losses()
-            now = time.perf_counter()
-            if roll.progress != progress:
-                progress, moved = roll.progress, now
-            if now - moved > 2 * deadline:
-                raise DeadlineError(
-                    f"the first node waited {now - moved:.0f} s for {roll.training} others that"
-                    " make no progress: one hangs, or raise train.deadline"
-                )
-            time.sleep(POLL_SECONDS)
-        return time.perf_counter() - started
+            return roll.training, roll.progress
+
+        return wait_for_others(look, self.neighbours.deadline, "node")
 
     def epoch_line(self) -> dict[str, Any]:
         """Staleness of the mixes of all nodes, on the first."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from paceline.errors import DeadlineError, UnsupportedError
+from paceline.errors import UnsupportedError
 from paceline.exchange.agreement import rest_of
 from paceline.exchange.gossip.peers import Neighbours
 from paceline.exchange.losses import Losses
@@ -26,7 +25,7 @@ from paceline.exchange.servers.staleness import Staleness
 from paceline.local.shared import model_digest
 from paceline.schema import Config, Plan, write_json
 from paceline.training.assemble import Task
-from paceline.training.mixing import MixedTeam
+from paceline.training.mixing import MixedTeam, wait_for_others
 from paceline.training.optimizers import is_elementwise
 from paceline.training.parts import make_parts
 from paceline.training.team import Team
@@ -34,8 +33,6 @@ from paceline.training.watching import recording
 
 if TYPE_CHECKING:
     from paceline.observe.recorder import Recorder
-
-POLL_SECONDS = 0.1
 
 
 def check_served(config: Config, plan: Plan) -> None:
@@ -247,19 +244,12 @@ class ServedTeam(Team):
     def wait_for_all(self) -> float:
         if not self.served.asynchronous or not self.is_first:
             return 0.0
-        started = moved = time.perf_counter()
-        progress = -1
-        while (report := self.served.reports()[0])["training"]:
-            now = time.perf_counter()
-            if report["progress"] != progress:
-                progress, moved = report["progress"], now
-            if now - moved > 2 * self.served.deadline:
-                raise DeadlineError(
-                    f"the first worker waited {now - moved:.0f} s for {report['training']} others"
-                    " that make no progress: one hangs, or raise train.deadline"
-                )
-            time.sleep(POLL_SECONDS)
-        return time.perf_counter() - started
+
+        def look() -> tuple[int, int]:
+            report = self.served.reports()[0]
+            return report["training"], report["progress"]
+
+        return wait_for_others(look, self.served.deadline, "worker")
 
     def epoch_line(self) -> dict[str, Any]:
         """Staleness and the servers' traffic, on the first worker."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import torch
 
 from paceline.cost.overlap import FIRST_BUCKET, buckets
-from paceline.exchange.buckets import Buckets, Ended, divide
+from paceline.exchange.buckets import Buckets, divide
+
+ENDED = SimpleNamespace(wait=lambda: None)
+"""An operation that has ended already."""
 
 MIB = 2**20
 
@@ -52,7 +56,7 @@ def test_the_cost_model_divides_as_the_exchange_does() -> None:
 
 def test_closed_buckets_let_go_of_the_weights() -> None:
     layer = torch.nn.Linear(3, 3)
-    buckets = Buckets(list(layer.parameters()), lambda flat, number: Ended(), capacity=MIB)
+    buckets = Buckets(list(layer.parameters()), lambda flat, number: ENDED, capacity=MIB)
     layer(torch.ones(1, 3)).sum().backward()
     buckets.finish()
     weight = weakref.ref(layer.weight)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 
-from paceline.exchange.buckets import Buckets, Ended
+from paceline.exchange.buckets import Buckets
 from paceline.exchange.memory import errors_named, errors_of, of_node
+
+ENDED = SimpleNamespace(wait=lambda: None)
+"""An operation that has ended already."""
 
 
 def buckets(*sizes: int) -> Buckets:
     weights = [torch.zeros(size, requires_grad=True) for size in sizes]
-    return Buckets(weights, lambda flat, number: Ended(), capacity=4 * 10)
+    return Buckets(weights, lambda flat, number: ENDED, capacity=4 * 10)
 
 
 def test_errors_come_back_where_buckets_are_the_same() -> None:

@@ -36,7 +36,7 @@ for line in sys.stdin:
         result = {"error": type(error).__name__, "message": str(error)}
     print(json.dumps(result), flush=True)
 """
-RANKS, ORDERS = 3, 8
+RANKS, ORDERS = 3, 12
 
 
 @contextmanager
@@ -108,20 +108,20 @@ def act(board, arena):
     assert results == [{"sums": expected, "told": "héllo", "again": ""}] * 3
 
 
-def test_a_part_of_the_ranks_works_while_the_others_stand_by(run: Run) -> None:
+def test_ranks_that_stand_by_join_the_next_gloo_group(run: Run) -> None:
     source = """
+import torch, torch.distributed as dist
+from types import SimpleNamespace
+from paceline.local.group import init_gloo
 def act(board, arena):
-    seen = []
-    for active in (2, 3, 1, 2):
-        board.announce(str(active) if board.rank == 0 else None)
-        board.activate(active)
-        if board.rank < active:
-            seen.append(board.sum([1.0], "active")[0])
-            board.barrier("more")
-    return seen
+    init_gloo(SimpleNamespace(board=board))
+    init_gloo(SimpleNamespace(board=board))  # as the next strategy of the same ranks does
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    return float(ones)
 """
-    # Each rank counts the active ones whenever it is one of them.
-    assert run(3, source) == [[2.0, 3.0, 1.0, 2.0], [2.0, 3.0, 2.0], [3.0]]
+    for ranks in (2, 3, 2, 3):
+        assert run(ranks, source) == [ranks] * ranks
 
 
 def test_arena_is_one_memory_that_can_be_made_anew(run: Run) -> None:
@@ -144,21 +144,18 @@ def act(board, arena):
 
 
 def test_blocks_of_an_arena_lie_beside_each_other(run: Run) -> None:
-    """The third rank has a part in some of them only."""
     source = """
 import numpy as np
 def act(board, arena):
     blocks = []
-    for number, ranks in enumerate((2, 3, 2)):
-        board.activate(ranks)
-        if board.rank < ranks:
-            blocks.append(np.frombuffer(arena.allocate(70_000), np.uint8))
-            if board.rank == ranks - 1:
-                blocks[-1][:] = number + 1
-    board.activate(3)
+    for number in range(3):
+        blocks.append(np.frombuffer(arena.allocate(70_000), np.uint8))
+        if board.rank == number:
+            blocks[-1][:] = number + 1
+    board.barrier("written")
     return [sorted({int(block.min()), int(block.max())}) for block in blocks]
 """
-    assert run(3, source) == [[[1], [2], [3]]] * 2 + [[[2]]]
+    assert run(3, source) == [[[1], [2], [3]]] * 3
 
 
 def test_a_rank_that_does_not_come_is_named(run: Run) -> None:

@@ -16,7 +16,7 @@ from paceline.errors import StrategyError
 from paceline.local import cut_measure
 from paceline.local.cut_graph import ModelGraph, trace
 from paceline.local.cut_measure import Room, balanced_cuts, operation_times
-from paceline.local.cutting import choose_cuts, cut_points, micro_batch_count
+from paceline.local.cutting import choose_cuts, micro_batch_count
 
 INF = math.inf
 
@@ -111,6 +111,12 @@ def test_more_micro_batches_than_samples_are_one_sample_each() -> None:
 
 
 # --- graphs -------------------------------------------------------------------
+
+
+def cut_points(model: nn.Module, sample: torch.Tensor) -> list[str]:
+    """The names that `local.split_at` may hold: where one tensor alone crosses."""
+    graph = trace(model, sample, stages=2)
+    return [graph.name_at(position) for position in graph.positions(single=True)]
 
 
 def test_studies_cuts_are_cut_points() -> None:

@@ -45,6 +45,21 @@ shout = other_package.shout:Shout
 
 [paceline.engines]
 pigeon = other_package.pigeon:PigeonEngine
+
+[paceline.commands]
+greet = other_package.commands:greet
+lost = other_package.nowhere:lost
+train = other_package.commands:greet
+"""
+COMMANDS = """
+import click
+
+
+@click.command()
+@click.option("--who", default="you")
+def greet(who):
+    \"\"\"Say hello. And no more.\"\"\"
+    print("hello", who)
 """
 ASKS = """
 import json
@@ -72,6 +87,7 @@ def other_package(tmp_path: Path) -> Path:
     (package / "__init__.py").touch()
     (package / "table.py").write_text(TABLE)
     (package / "careful.py").write_text(CAREFUL)
+    (package / "commands.py").write_text(COMMANDS)
     information = tmp_path / "site" / "other_package-1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text(
@@ -110,6 +126,20 @@ def test_a_strategy_of_another_package_trains(other_package: Path) -> None:
     assert "carefully 1" in done.stdout
     plan = json.loads((other_package.parent / "mine" / "plan.json").read_text())
     assert plan["nodes"][0]["strategy"] == "careful"
+
+
+def test_a_command_of_another_package_is_listed_and_runs(other_package: Path) -> None:
+    listed = run(other_package, "-m", "paceline", "--help")
+    assert listed.returncode == 0, listed.stderr
+    assert "  greet       Say hello.\n" in listed.stdout
+    assert "  lost        command 'lost' cannot be imported" in listed.stdout
+    assert listed.stdout.count("\n  train ") == 1
+    done = run(other_package, "-m", "paceline", "greet", "--who=me")
+    assert (done.returncode, done.stdout) == (0, "hello me\n")
+    lost = run(other_package, "-m", "paceline", "lost")
+    assert lost.returncode == 2
+    assert lost.stderr.startswith("paceline: command 'lost' cannot be imported from 'other_package")
+    assert "--resume" in run(other_package, "-m", "paceline", "train", "--help").stdout
 
 
 def test_a_name_that_nobody_has_is_refused_with_all_names() -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from paceline.schema import write_json
-from paceline.studies.outcome import NOT_RUN, Outcomes, StepOutcome, load_outcomes
-from paceline.studies.page import write_experiment
-from paceline.studies.spec import built_in, find_experiment, load_experiment
-from paceline.studies.wang.findings import findings
+from studies.outcome import NOT_RUN, Outcomes, StepOutcome, load_outcomes
+from studies.page import write_experiment
+from studies.spec import built_in, find_experiment, load_experiment
+from studies.wang.findings import findings
 
 
 @pytest.mark.parametrize("name", sorted(built_in()))

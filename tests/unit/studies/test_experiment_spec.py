@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from paceline.errors import ConfigError, DataError
-from paceline.studies.estimate import estimate, predicted_factor
-from paceline.studies.outcome import StepOutcome
-from paceline.studies.running import check, check_data, lab_tables, last_line
-from paceline.studies.spec import (
+from studies.estimate import estimate, predicted_factor
+from studies.outcome import StepOutcome
+from studies.running import check, check_data, lab_tables, last_line
+from studies.spec import (
     Experiment,
     StudyStep,
     built_in,

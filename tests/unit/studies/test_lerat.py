@@ -15,13 +15,13 @@ from torch import nn
 from written_runs import write_run
 
 from paceline import models
-from paceline.studies.lerat.findings import findings
-from paceline.studies.lerat.speeds import GPU_SETUPS, SETUPS, WORKS, speedup
-from paceline.studies.outcome import Claim, load_outcomes
-from paceline.studies.page import write_experiment
-from paceline.studies.peers.recipes import names, recipe
-from paceline.studies.running import check
-from paceline.studies.spec import Experiment, find_experiment, load_experiment
+from studies.lerat.findings import findings
+from studies.lerat.speeds import GPU_SETUPS, SETUPS, WORKS, speedup
+from studies.outcome import Claim, load_outcomes
+from studies.page import write_experiment
+from studies.peers.recipes import names, recipe
+from studies.running import check
+from studies.spec import Experiment, find_experiment, load_experiment
 
 ROOT = Path(__file__).parents[3]
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.lab.shares import equal_seconds, updates_within
 from paceline import models
-from paceline.bench.shares import equal_seconds, updates_within
-from paceline.studies.outcome import Claim, Outcomes, load_outcomes
-from paceline.studies.page import write_experiment
-from paceline.studies.pani.findings import batches, findings
-from paceline.studies.running import check
-from paceline.studies.spec import Experiment, find_experiment, load_experiment
+from studies.outcome import Claim, Outcomes, load_outcomes
+from studies.page import write_experiment
+from studies.pani.findings import batches, findings
+from studies.running import check
+from studies.spec import Experiment, find_experiment, load_experiment
 
 BATCHES = [32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]
 

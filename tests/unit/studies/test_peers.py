@@ -13,11 +13,11 @@ import pytest
 
 from paceline.errors import ConfigError, RunError
 from paceline.schema import write_json
-from paceline.studies.peers import environments, install
-from paceline.studies.peers.environments import RECORD, Record, find_peer, fingerprint
-from paceline.studies.peers.recipes import RECIPES, TORCH, names, recipe
-from paceline.studies.running import Work, command_of, peer_python, peer_root
-from paceline.studies.spec import StudyStep
+from studies.peers import environments, install
+from studies.peers.environments import RECORD, Record, find_peer, fingerprint
+from studies.peers.recipes import RECIPES, TORCH, names, recipe
+from studies.running import Work, command_of, peer_python, peer_root
+from studies.spec import StudyStep
 
 ROOT = Path(__file__).parents[3]
 

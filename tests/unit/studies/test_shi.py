@@ -24,13 +24,13 @@ from paceline.schema.events import (
     Start,
     encode_line,
 )
-from paceline.studies.outcome import Outcomes, load_outcomes
-from paceline.studies.page import find_findings, write_experiment
-from paceline.studies.running import check
-from paceline.studies.shi.findings import findings, ring_part
-from paceline.studies.shi.lost import follow
-from paceline.studies.shi.measures import measure
-from paceline.studies.spec import Experiment, find_experiment, load_experiment
+from studies.outcome import Outcomes, load_outcomes
+from studies.page import find_findings, write_experiment
+from studies.running import check
+from studies.shi.findings import findings, ring_part
+from studies.shi.lost import follow
+from studies.shi.measures import measure
+from studies.spec import Experiment, find_experiment, load_experiment
 
 GRADIENT = 4_000_000
 PARAMETERS = GRADIENT // 4

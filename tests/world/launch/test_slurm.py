@@ -16,7 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from slurm_cluster import LOGIN, NODES, SlurmCluster, obstacle
 
-from paceline.bench.faults import SETTINGS as SLEEPING
+from benchmarks.lab.faults import SETTINGS as SLEEPING
 from paceline.lab import Lab
 from paceline.lab.testing import make_lab  # noqa: F401
 

@@ -152,16 +152,9 @@ class ScriptSession(Session):
         self.screen.look()
         return super().pump(seconds)
 
-    def pass_signals_on(self) -> None:
-        """The first signal goes to all ranks, the second ends them at once."""
-        number = self.signals.fresh()
-        if number is None:
-            return
-        if self.training and self.signals.passed_on == 1:
-            self.order.say("stopping in order; once more to end at once")
-            self.control.tell("stop", signal=number)
-            return
-        self.interrupt(number)
+    def stop_in_order(self, number: int) -> None:
+        """A script's ranks know of no other: all are told."""
+        self.control.tell("stop", signal=number)
 
     def fail(self) -> None:
         """Hear what the others have to say, end them, and leave."""
