@@ -40,7 +40,7 @@ def command(
     """
     import numpy as np
 
-    from paceline.errors import DataError
+    from paceline.errors import DataError, ModelError
     from paceline.serve.answers import top_guesses
     from paceline.serve.inputs import Preparer, read_inputs
     from paceline.serve.trained import BATCH, open_trained, refuse_other_answers
@@ -55,6 +55,12 @@ def command(
     for group in _batches(named, BATCH):
         names = [name for name, _ in group]
         outputs = trained.outputs(np.stack([one for _, one in group]))
+        for name, one in zip(names, outputs, strict=True):
+            if not np.isfinite(one).all():
+                raise ModelError(
+                    f"{name}: the model gives outputs that are not all finite numbers; look for nan"
+                    " and very large numbers in the inputs"
+                )
         found = top_guesses(outputs, trained.signature, top) if trained.tells_classes else None
         for place, name in enumerate(names):
             if as_json:

@@ -145,7 +145,13 @@ def label(folder: Path, name: str, version: str | None, percent: float | None) -
         labels[name] = _number(folder, version)
     share = serving.canary_percent if percent is None else percent
     share = share if "canary" in labels else 0.0
-    write_serving(folder, dataclasses.replace(serving, labels=labels, canary_percent=share))
+    serving = dataclasses.replace(serving, labels=labels, canary_percent=share)
+    if 0 < share < 100 and not _others(folder, serving):
+        raise ConfigError(
+            f"version {labels['canary']} would answer all requests, not {share:g}%, as no other one"
+            f" is served: `paceline versions promote {folder} NUMBER` says who answers the rest"
+        )
+    write_serving(folder, serving)
     click.echo(f"{folder}: {name} is {version if version is not None else 'no label any more'}")
 
 
@@ -167,8 +173,20 @@ def policy(folder: Path, policy: Any, versions: tuple[str, ...]) -> None:
     click.echo(f"{folder}: {' '.join([policy, *versions])}")
 
 
+def _others(folder: Path, serving: Serving) -> list[int]:
+    """Who answers what the canary does not."""
+    rows = [_row(folder, number, serving) for number in version_numbers(folder)]
+    served = served_numbers(serving, _loadable(rows))
+    return [number for number in served if number != serving.labels["canary"]]
+
+
 def _number(folder: Path, text: str) -> int:
     there = version_numbers(folder)
     if text not in map(str, there):
         raise ConfigError(f"{folder} has no version {text}: it has {', '.join(map(str, there))}")
+    if _row(folder, int(text), Serving()).get("kind") == "torch":
+        raise ConfigError(
+            f"{folder / text} is of the format 'torch', which no server reads: name another, or"
+            " export it again with --format onnx"
+        )
     return int(text)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.errors import ModelError
 from paceline.schema.signature import Signature
 
 TOP = 5
@@ -33,6 +34,11 @@ def probabilities(outputs: np.ndarray) -> np.ndarray:
 
 def top_guesses(outputs: np.ndarray, signature: Signature, count: int = TOP) -> list[list[Guess]]:
     """The likeliest classes of every sample, the likeliest first; of equals the first class."""
+    if np.isnan(outputs).any():
+        raise ModelError(
+            "the model gives outputs that are no numbers (nan), of which no class can be told:"
+            " look for nan in the inputs and in the weights"
+        )
     found = []
     for row in probabilities(outputs):
         best = np.argsort(-row, kind="stable")[:count]

@@ -144,7 +144,10 @@ class Core:
                 refusal = _refusal(entry, outcome)
                 status, text = refusal.status, orjson.dumps({"error": refusal.reason})
             else:
-                text, more = self._answer(kind, outcome, request, entry)
+                try:
+                    text, more = self._answer(kind, outcome, request, entry)
+                except RefusalError as refusal:
+                    status, text = refusal.status, orjson.dumps({"error": refusal.reason})
             samples = len(inputs) if status == 200 else 0
             record.note(status, time.perf_counter() - start, samples)
             reply.send(status, text, more)
@@ -329,6 +332,12 @@ class Core:
         self, kind: str, outputs: np.ndarray, request: Request, entry: Entry
     ) -> tuple[bytes, dict[str, str]]:
         assert entry.about is not None
+        if not request.binary and not np.isfinite(outputs).all():  # orjson would write null
+            raise RefusalError(
+                500,
+                f"{entry.name} version {entry.number} gives outputs that are not all finite"
+                " numbers, which JSON does not have: look for nan in the inputs and the weights",
+            )
         if kind == "v2":
             return messages.v2_answer(outputs, request, entry.name, entry.number)
         if kind == "classify":

@@ -6,6 +6,7 @@ import hmac
 import ipaddress
 import re
 import socket
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import uvicorn
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, shortened
 from paceline.serve.connection import Cautious
 from paceline.serve.refusals import RefusalError
 
@@ -81,6 +82,8 @@ class Listener:
         for file in (self.certificate, self.key):
             if file is not None and not file.is_file():
                 raise ConfigError(f"there is no file {file}")
+        if self.certificate is not None and self.key is not None:
+            _check_certificate(self.certificate, self.key)
         if self.token is not None and len(self.token) < SMALLEST_TOKEN:
             raise ConfigError(f"a token must have {SMALLEST_TOKEN} characters or more")
         if self.is_loopback:
@@ -140,6 +143,19 @@ class Listener:
             ssl_certfile=str(self.certificate) if self.certificate else None,
             ssl_keyfile=str(self.key) if self.key else None,
         )
+
+
+def _check_certificate(certificate: Path, key: Path) -> None:
+    """What uvicorn would fail on once the server has said that it serves."""
+    try:
+        # A key behind a password is refused: nobody may be there to type it.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key, password=lambda: "")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--tls-cert {certificate} and --tls-key {key} are no certificate and its key without a"
+            f" password, both in PEM: {shortened(str(error))}"
+        ) from None
 
 
 def loop_factory() -> Any:

@@ -73,6 +73,11 @@ class Preparer:
         if as_pixels or (
             as_pixels is None and values.dtype == np.uint8 and self.signature.dtype != "uint8"
         ):
+            if values.size and not (values.min() >= 0 and values.max() <= 255):
+                raise DataError(
+                    f"numbers from {values.min():g} to {values.max():g} are no pixels, which are 0"
+                    " to 255: leave --pixels out where they are normalised already"
+                )
             return self.pixels(values)
         if as_pixels is None and pictures is not None and values.size:
             largest = max(
@@ -164,7 +169,7 @@ def read_inputs(
         if path.is_dir():
             found = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
             if not found:
-                raise DataError(f"{path} holds no picture: give pictures, .npy or .csv")
+                raise DataError(f"{path} holds no picture: give .npy and .csv files by name")
             for one in found:
                 yield str(one), _picture(preparer, one)
         elif path.suffix.lower() == ".npy":
@@ -196,6 +201,8 @@ def _numbered(
         made = preparer.given(values, as_pixels)
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
+    if not len(made):
+        raise DataError(f"{path} holds no sample: its shape is {list(values.shape)}")
     for number, one in enumerate(made):
         yield f"{path}[{number}]", one
 
@@ -223,9 +230,12 @@ def _read_csv(path: Path) -> np.ndarray:
         try:
             rows.append([float(word) for word in words])
         except ValueError as error:
-            if line == 1:
+            if line == 1 and not any(map(_is_number, words)):
                 continue
-            raise DataError(f"{path}, line {line}: {error}; give one number per column") from None
+            raise DataError(
+                f"{path}, line {line}: {shortened(str(error))}; give one number per column, with"
+                f" {'tabs' if separator != ',' else 'commas'} between them"
+            ) from None
         if len(rows[-1]) != len(rows[0]):
             raise DataError(
                 f"{path}, line {line} has {len(rows[-1])} numbers, the first has {len(rows[0])}"
@@ -233,3 +243,11 @@ def _read_csv(path: Path) -> np.ndarray:
     if not rows:
         raise DataError(f"{path} holds no numbers: give one sample per line")
     return np.array(rows, dtype=np.float64)
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True

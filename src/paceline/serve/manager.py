@@ -152,7 +152,7 @@ class Manager:
         return entry is not None and entry.state == "END" and bool(entry.error)
 
     def _load(self, model: Model, entry: Entry) -> None:
-        entry.state, entry.evicted = "LOADING", False
+        entry.state = "LOADING"  # what was evicted stays so until then: requests wait for it
         entry.task = self._spawn(self._loaded(model, entry))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -166,12 +166,12 @@ class Manager:
         try:
             servable = await loop.run_in_executor(self._loading, self._open, entry)
         except PacelineError as error:
-            entry.state, entry.error = "END", str(error)
+            entry.state, entry.error, entry.evicted = "END", str(error), False
             self.say(f"warning: {model.name} version {entry.number} is not served: {error}")
             return
         entry.about, entry.size = servable.about, servable.size
         entry.batcher = Batcher(servable, queue=self.options.queue, wait=self.options.wait)
-        entry.state, entry.last_used = "AVAILABLE", time.monotonic()
+        entry.state, entry.last_used, entry.evicted = "AVAILABLE", time.monotonic(), False
         setup = servable.setup
         self.say(
             f"{model.name} version {entry.number} answers: {setup.workers} x {setup.threads}"
@@ -276,12 +276,13 @@ class Manager:
         """The batcher of a version, which stays loaded until the request is answered."""
         if entry.batcher is None and entry.evicted:
             await self._reload(entry)
-        if entry.batcher is None:
-            raise NotServedError(
-                f"{entry.name} version {entry.number} is not served ({entry.state})", known=True
-            )
-        self.enter(entry)
+        else:
+            self.enter(entry)
         try:
+            if entry.batcher is None:
+                raise NotServedError(
+                    f"{entry.name} version {entry.number} is not served ({entry.state})", known=True
+                )
             yield entry.batcher
         finally:
             self.leave(entry)
@@ -297,12 +298,18 @@ class Manager:
             entry.released.set()
 
     async def _reload(self, entry: Entry) -> None:
+        """Load what was evicted, and enter it: others that come back must not take it first."""
         while entry.state == "UNLOADING":
             await asyncio.sleep(0.01)
-        if entry.state == "END":
-            self._load(self.models[entry.name], entry)
-        if entry.task is not None:
-            await asyncio.wait([entry.task])
+        self.enter(entry)
+        try:
+            if entry.state == "END":
+                self._load(self.models[entry.name], entry)
+            if entry.task is not None:
+                await asyncio.wait([entry.task])
+        except BaseException:
+            self.leave(entry)
+            raise
 
     @property
     def is_ready(self) -> bool:

@@ -44,6 +44,10 @@ def read_json(body: bytes) -> Any:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
+        if body[:100].lstrip()[:1] not in (b"{", b"["):
+            raise RefusalError(
+                400, "the body is not JSON: a picture needs its content type, as image/png"
+            ) from None
         raise RefusalError(400, f"the body is not valid JSON: {error}") from None
 
 

@@ -68,9 +68,13 @@ class Server:
 
     async def _watch(self, source: ModelSource, manager: Manager) -> None:
         loop = asyncio.get_running_loop()
+        told: set[Path] = set()
         while True:
             try:
                 found = await loop.run_in_executor(None, source.look)
+                for path in sorted(source.hidden - told):
+                    self.say(f"warning: {path} is not served: another has its name; rename one")
+                told = source.hidden
                 if await manager.follow(found):
                     continue
             except OSError as error:

@@ -49,18 +49,24 @@ class ModelSource:
                 raise ConfigError(f"{path} is not a folder: give a folder of models, or runs")
         self.folders = [path for path in paths if not is_run(path)]
         self.runs = [path for path in paths if is_run(path)]
+        self.hidden: set[Path] = set()
+        """Models and runs that are not served, as another one has their name."""
 
     def look(self) -> list[Found]:
         """All models that are there now; a name that is there twice is the first one's."""
         found: dict[str, Found] = {}
+        self.hidden = set()
         for folder in self.folders:
             for path in sorted(folder.iterdir()) if folder.is_dir() else []:
                 if NAME.fullmatch(path.name) and path.is_dir():
-                    found.setdefault(path.name, _model(path))
+                    self._add(found, path, _model(path))
         for run in self.runs:
-            one = _run(run)
-            found.setdefault(one.name, one)
+            self._add(found, run, _run(run))
         return list(found.values())
+
+    def _add(self, found: dict[str, Found], path: Path, one: Found) -> None:
+        if found.setdefault(one.name, one) is not one:
+            self.hidden.add(path)
 
 
 def _model(path: Path) -> Found:

@@ -21,15 +21,18 @@ from paceline.data.listing import TEST_NAMES
 from paceline.errors import (
     DataError,
     ModelError,
+    PacelineError,
     RunDirectoryError,
     UnsupportedError,
     UserError,
+    is_out_of_memory,
     shortened,
+    shown,
 )
 from paceline.local.steps import Supervised, are_classes
 from paceline.local.values import full_precision, scored
 from paceline.models.extra_state import load_model
-from paceline.references import OBJECT, is_object
+from paceline.references import OBJECT, is_object, is_reference
 from paceline.run import RunDirectory, open_run
 from paceline.schema import Config
 from paceline.schema.checkpoint import TrainState, checkpoints_in, read_state
@@ -40,6 +43,16 @@ from paceline.training.device import choose_device
 from paceline.training.parts import make_parts, model_factory
 
 Weights = Literal["best", "latest"]
+CROSS_ENTROPY = frozenset(
+    {
+        "cross_entropy",
+        "torch.nn.functional:cross_entropy",
+        "object:torch.nn.functional.cross_entropy",
+        "object:partial(torch.nn.functional.cross_entropy)",
+        "object:torch.nn.modules.loss.CrossEntropyLoss()",
+    }
+)
+"""What a run calls the losses that train scores of which softmax makes probabilities."""
 BATCH = 64
 """Samples that are computed together: far fewer than memory allows, enough for all cores."""
 
@@ -60,7 +73,7 @@ class Trained:
         """Whether outputs are scores of classes, of which softmax makes probabilities."""
         known = self.signature.classes or self.config.workload.classes
         work = self.config.workload
-        return work.loss == "cross_entropy" and not work.step and bool(known)
+        return work.loss in CROSS_ENTROPY and not work.step and bool(known)
 
     def outputs(self, inputs: np.ndarray) -> np.ndarray:
         """What the model gives for a batch of inputs, in float32 and without dropout."""
@@ -70,7 +83,7 @@ class Trained:
             for start in range(0, len(inputs), BATCH):
                 part = np.require(inputs[start : start + BATCH], requirements=["C", "W"])
                 block = torch.from_numpy(part)
-                found = full_precision(scored(self.model, block.to(device)))
+                found = full_precision(self._computed(block.to(device)))
                 if not isinstance(found, torch.Tensor):
                     raise ModelError(
                         f"the model gives a {type(found).__name__}, not one tensor: what it says"
@@ -78,6 +91,19 @@ class Trained:
                     )
                 blocks.append(found.cpu().numpy())
         return np.concatenate(blocks)
+
+    def _computed(self, block: torch.Tensor) -> Any:
+        try:
+            return scored(self.model, block)
+        except Exception as error:
+            if isinstance(error, PacelineError) or is_out_of_memory(error):
+                raise
+            takes = "; only models of one input are predicted, exported and served"
+            several = isinstance(error, TypeError) and "missing" in str(error)
+            raise ModelError(
+                f"{self.config.workload.model} cannot compute inputs of shape {list(block.shape)}:"
+                f" {shortened(str(error)) or type(error).__name__}{takes if several else ''}"
+            ) from error
 
     def guesses(self, inputs: np.ndarray, count: int = TOP) -> list[list[Guess]]:
         """The likeliest classes of each input."""
@@ -96,6 +122,10 @@ def open_trained(
     `factory` makes the model where it came as an object of a Python program.
     """
     run = open_run(path)
+    if not run.config.is_file():
+        raise RunDirectoryError(
+            f"{path} is no run directory (it has no config.toml): `paceline runs` lists them"
+        )
     config = load_config(run.config)
     checkpoint = find_checkpoint(run, weights)
     state = read_state(checkpoint)
@@ -183,7 +213,7 @@ def evaluate_run(trained: Trained, data: Path | None = None) -> Evaluation:
 
     `data` may also be the folder of data sets that `paceline train --data` takes.
     """
-    folder = _class_folder(trained.signature, data) if data is not None else None
+    folder = class_folder(trained, data) if data is not None else None
     if folder is not None:
         return _sums(trained, _labelled(trained.signature, folder), str(folder))
     config = trained.config
@@ -239,12 +269,29 @@ def _sums(
     )
 
 
-def _class_folder(signature: Signature, data: Path) -> Path | None:
-    """Where the folders of the classes are: in `data`, or in its test part."""
+def class_folder(trained: Trained, data: Path) -> Path | None:
+    """Where the folders of the classes are: in `data`, or in its test part.
+
+    None where `data` holds the run's data set as a folder of that name, which a class may have.
+    """
     if not data.is_dir():
         raise DataError(f"{data} is not a folder: give one with a folder of pictures per class")
-    for place in (*(data / name for name in TEST_NAMES), data):
-        if place.is_dir() and any((place / name).is_dir() for name in signature.classes):
+    classes, name = trained.signature.classes, trained.config.workload.data
+    can_be_inside = not (Path(name).is_absolute() or is_reference(name))
+    if can_be_inside and _test_part(data / name, classes):
+        return None
+    place = _test_part(data, classes)
+    if place is None and classes and not (can_be_inside and (data / name).is_dir()):
+        raise DataError(
+            f"{data} holds no folder of a class ({shortened(', '.join(classes))}), nor the run's"
+            f" data set {shown(name)}: give a folder of pictures per class"
+        )
+    return place
+
+
+def _test_part(folder: Path, classes: tuple[str, ...]) -> Path | None:
+    for place in (*(folder / name for name in TEST_NAMES), folder):
+        if any((place / name).is_dir() for name in classes):
             return place
     return None
 
@@ -305,8 +352,10 @@ def predict_any(trained: Trained, inputs: Any) -> list[list[Guess]]:
 def refuse_other_answers(trained: Trained) -> None:
     """Outputs that are no scores of classes are not made into probabilities."""
     if not trained.tells_classes:
+        work = trained.config.workload
+        how = f"by the step {work.step}" if work.step else f"with the loss {work.loss}"
         raise ModelError(
-            f"the outputs of {trained.config.workload.model} are no scores of classes (it was"
-            f" trained with the loss {trained.config.workload.loss}): read them with"
-            " `paceline predict --json`, or load the weights with result.load_model"
+            f"the outputs of {work.model} are not known to be scores of classes (it was trained"
+            f" {how.replace(OBJECT, '')}): read them with `paceline predict --json`, or load the"
+            " weights with result.load_model"
         )

@@ -71,6 +71,8 @@ def read_version(folder: Path) -> Version:
 def write_next(folder: Path, fill: Callable[[Path], None]) -> Path:
     """Let `fill` write the files of a new version, and give it the next number."""
     checked_name(folder.name)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file: give a folder for versions, as models/NAME")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder))

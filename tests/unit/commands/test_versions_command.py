@@ -30,6 +30,13 @@ def folder(tmp_path: Path) -> Path:
     return place
 
 
+def _fresh(folder: Path) -> Path:
+    place = folder.parent / "fresh"
+    for number in (1, 10):
+        (place / str(number)).mkdir(parents=True)
+    return place
+
+
 def test_rollback_promote_and_labels(folder: Path) -> None:
     where = str(folder)
     assert served_numbers(read_serving(folder), [1, 2, 10]) == [10]
@@ -39,6 +46,8 @@ def test_rollback_promote_and_labels(folder: Path) -> None:
     assert read_serving(folder).labels == {"stable": 1}
     with pytest.raises(ConfigError, match="no version before 1"):
         call("rollback", where)
+    with pytest.raises(ConfigError, match="would answer all requests, not 5%"):
+        call("label", str(_fresh(folder)), "canary", "10", "--percent", "5")
     call("label", where, "canary", "10", "--percent", "5")
     assert read_serving(folder).canary_percent == 5
     call("promote", where, "10")
@@ -89,3 +98,6 @@ def test_what_no_server_reads_is_not_called_served(folder: Path) -> None:
     assert [row["version"] for row in found if row["served"]] == [2]
     call("rollback", str(folder))
     assert read_serving(folder).labels == {"stable": 1}
+    for words in (["promote", str(folder), "10"], ["policy", str(folder), "specific", "10"]):
+        with pytest.raises(ConfigError, match="no server reads"):
+            call(*words)

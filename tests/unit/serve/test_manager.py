@@ -142,6 +142,40 @@ def test_labels_and_canaries(models: Path) -> None:
     run(work())
 
 
+def test_all_who_ask_for_what_was_unloaded_are_answered(models: Path) -> None:
+    shutil.copytree(models / "digits", models / "other")
+    size = (models / "digits" / "1" / "model.safetensors").stat().st_size
+
+    async def work() -> None:
+        options = Options(batch=1, memory=int(1.5 * size))
+        manager, source = Manager(options, lambda text: None), ModelSource([models])
+        await settled(manager, source)
+
+        async def ask(name: str) -> int:
+            async with manager.using(manager.find(name)) as batcher:
+                end = asyncio.get_running_loop().time() + 300
+                return len(await batcher.submit(np.zeros((1, 1, 28, 28), np.float32), end))
+
+        async def later(turns: int, name: str) -> int:
+            for _ in range(turns):
+                await asyncio.sleep(0.001)
+            return await ask(name)
+
+        names = ["digits", "other"] * 6
+        found = await asyncio.gather(*(later(8 * n, name) for n, name in enumerate(names)))
+        assert found == [1] * len(names)
+        await manager.close()
+
+    run(work())
+
+
+def test_what_another_hides_is_named(models: Path, tmp_path: Path) -> None:
+    shutil.copytree(models, tmp_path / "more")
+    source = ModelSource([models, tmp_path / "more"])
+    assert [one.name for one in source.look()] == ["digits"]
+    assert source.hidden == {tmp_path / "more" / "digits"}
+
+
 def test_memory_is_for_those_who_are_asked(models: Path) -> None:
     shutil.copytree(models / "digits", models / "other")
     size = (models / "digits" / "1" / "model.safetensors").stat().st_size

@@ -134,6 +134,14 @@ ONE_WITHOUT_BATCH = json.dumps({"instances": [0.0] * 784}).encode()
 PNG = {"Content-Type": "image/png"}
 
 
+NAN = (
+    b'{"inputs": [{"name": "input", "datatype": "FP32", "shape": [1, 784],'
+    b' "parameters": {"binary_data_size": 3136}}]}   '
+)
+assert len(NAN) == 115
+NAN += np.full(784, np.nan, "<f4").tobytes()
+
+
 def bomb() -> bytes:
     """A few hundred bytes that become four million pixels."""
     file = io.BytesIO()
@@ -150,6 +158,7 @@ def bomb() -> bytes:
         ("/v1/models/..%2F..%2Fetc:predict", b"{}", JSON, 404, "Not Found"),
         ("/v1/models/digits:predict", None, JSON, 405, "POST"),
         ("/v1/models/digits:predict", b"{", JSON, 400, "not valid JSON"),
+        ("/v1/models/digits:predict", b"\x89PNG\r\n", JSON, 400, "its content type"),
         ("/v1/models/digits:predict", b"[" * 100_000, JSON, 400, "depth"),
         ("/v1/models/digits:predict", b'{"instances": []}', JSON, 400, "at least one"),
         ("/v1/models/digits:predict", b'{"instances": [[1, 2]]}', JSON, 400, "do not fit"),
@@ -168,6 +177,7 @@ def bomb() -> bytes:
             b'{"inputs": [{"name": "input", "datatype": "FP32", "shape": [9], "data": [1]}]}',
             JSON, 400, "do not fill the shape",
         ),
+        ("/v2/models/digits/infer", NAN, {"Inference-Header-Content-Length": "115"}, 500, "finite"),
         (
             "/v2/models/digits/infer", b"{}",
             {"Inference-Header-Content-Length": "99"}, 400, "length of the JSON",
@@ -300,7 +310,8 @@ def test_only_this_machine_is_let_in_without_a_secret(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="belong together"):
         Listener(certificate=key).check()
     Listener(host="0.0.0.0", token="x" * 16, plain=True).check()
-    Listener(host="0.0.0.0", token="x" * 16, certificate=key, key=key).check()
+    with pytest.raises(ConfigError, match="no certificate and its key"):
+        Listener(certificate=key, key=key).check()
 
 
 @pytest.mark.slow

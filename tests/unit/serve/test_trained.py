@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import torch
 from click.testing import CliRunner
 from PIL import Image
 from torch import nn
+from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import paceline
@@ -22,7 +25,7 @@ from paceline.data import DataRequest, open_dataset
 from paceline.errors import DataError, ModelError, RunDirectoryError
 from paceline.schema.checkpoint import digest_of, read_state
 from paceline.serve.inputs import Preparer, read_inputs
-from paceline.serve.trained import evaluate_run, open_trained, predict_any
+from paceline.serve.trained import class_folder, evaluate_run, open_trained, predict_any
 
 
 def metrics(run: Path) -> list[dict[str, float]]:
@@ -110,6 +113,10 @@ def test_pictures_arrays_and_tables_get_the_same_answer(
         (lambda p: p.write_text("1,2\n3\n"), "a.csv", "line 2 has 1 numbers"),
         (lambda p: p.write_bytes(b"\x93NUMPY\x01\x00"), "a.npy", "is no .npy of numbers"),
         (lambda p: np.save(p, np.full((2, 784), 255.0)), "a.npy", "look like pixels .* --pixels"),
+        (lambda p: np.save(p, np.zeros((0, 28, 28))), "a.npy", "holds no sample"),
+        (lambda p: p.write_text("1,x\n3,4\n"), "a.csv", "line 1: could not convert"),
+        (lambda p: p.write_text("1;2\n3;4\n"), "a.csv", "line 2.* commas between them"),
+        (lambda p: p.mkdir(), "folder", "no picture: give .npy and .csv files by name"),
     ],
 )
 def test_files_that_are_no_input_are_named(
@@ -132,6 +139,41 @@ def test_numbers_that_may_be_pixels_are_what_the_user_says(trained_run: Path) ->
     assert predict_any(trained, bytes_of) == trained.guesses(as_pixels)
     with pytest.raises(DataError, match="look like pixels"):
         predict_any(trained, torch.from_numpy(bytes_of).float())
+    with pytest.raises(DataError, match="are no pixels, which are 0 to 255"):
+        preparer.given(as_pixels, True)
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_answers_that_are_no_numbers_are_not_told(
+    trained_run: Path, tmp_path: Path, words: list[str]
+) -> None:
+    np.save(tmp_path / "a.npy", np.full((1, 28, 28), np.nan))
+    with pytest.raises(ModelError, match=r"a.npy\[0\]: the model gives outputs that are not all"):
+        lines(str(trained_run), str(tmp_path / "a.npy"), *words)
+    with pytest.raises(ModelError, match="outputs that are no numbers"):
+        predict_any(open_trained(trained_run), np.full((1, 1, 28, 28), np.nan))
+
+
+def test_a_folder_may_hold_the_classes_or_the_data_set(
+    trained_run: Path, digit_files: Path, tmp_path: Path
+) -> None:
+    trained = open_trained(trained_run)
+    with pytest.raises(
+        DataError, match=r"no folder of a class .*, nor the run's data set 'digits'"
+    ):
+        evaluate_run(trained, tmp_path)
+    # A data set, and another one, below one folder: the first has the name of a class in it.
+    shutil.copytree(digit_files, tmp_path / "3" / "val")
+    shutil.copytree(digit_files, tmp_path / "3" / "train")
+    (tmp_path / "other").mkdir()
+    work = dataclasses.replace(trained.config.workload, data="3")
+    named = dataclasses.replace(trained, config=dataclasses.replace(trained.config, workload=work))
+    assert class_folder(trained, tmp_path) == tmp_path
+    assert class_folder(named, tmp_path) is None
+    elsewhere = dataclasses.replace(work, data=str(digit_files))
+    config = dataclasses.replace(trained.config, workload=elsewhere)
+    with pytest.raises(DataError, match="no folder of a class"):  # not the run's own data instead
+        evaluate_run(dataclasses.replace(trained, config=config), tmp_path / "other")
 
 
 def test_a_checkpoint_without_a_signature_asks_the_data(trained_run: Path, tmp_path: Path) -> None:
@@ -155,6 +197,8 @@ def test_runs_that_cannot_answer_say_why(tmp_path: Path, trained_run: Path) -> N
         open_trained(bare)
     with pytest.raises(RunDirectoryError, match="no best weights"):
         open_trained(bare, weights="best")
+    with pytest.raises(RunDirectoryError, match="is no run directory"):
+        open_trained(tmp_path)
 
 
 class Odd(nn.Module):
@@ -166,11 +210,13 @@ class Odd(nn.Module):
         return self.layer(inputs)  # type: ignore[no-any-return]
 
 
-def test_objects_of_a_program_answer_in_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loss", ["cross_entropy", nn.CrossEntropyLoss(), functional.cross_entropy])
+def test_objects_of_a_program_answer_in_it(tmp_path: Path, loss: Any) -> None:
     torch.manual_seed(0)
     inputs, targets = torch.randn(64, 3), torch.randint(0, 4, (64,))
+    data = TensorDataset(inputs, targets)
     result = paceline.train(
-        paceline.Workload(model=lambda: Odd(), data=TensorDataset(inputs, targets), batch_size=16),
+        paceline.Workload(model=lambda: Odd(), data=data, loss=loss, batch_size=16),
         epochs=1,
         settings={"local.strategy": "sequential", "numerics.precision": "fp32"},
         run=tmp_path / "run",
@@ -190,3 +236,29 @@ def test_objects_of_a_program_answer_in_it(tmp_path: Path) -> None:
     picture.write_bytes(b"x")
     with pytest.raises(DataError, match="code of its own"):
         result.predict([picture])
+
+
+class TwoInputs(Odd):
+    def forward(self, inputs: torch.Tensor, hour: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return self.layer(inputs) + hour.unsqueeze(1)  # type: ignore[no-any-return]
+
+
+def price(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+    inputs, hour, targets = batch
+    return functional.cross_entropy(model(inputs, hour), targets)
+
+
+def test_models_of_two_inputs_are_refused(tmp_path: Path) -> None:
+    data = TensorDataset(torch.randn(32, 3), torch.rand(32), torch.randint(0, 4, (32,)))
+    result = paceline.train(
+        paceline.Workload(model=lambda: TwoInputs(), data=data, step=price, batch_size=16),
+        epochs=1,
+        settings={"local.strategy": "sequential", "numerics.precision": "fp32"},
+        run=tmp_path / "run",
+        silent=True,
+    )
+    trained = open_trained(result.run, factory=lambda: TwoInputs())
+    with pytest.raises(ModelError, match=r"missing 1 .* only models of one input are predicted"):
+        trained.outputs(np.zeros((2, 3), np.float32))
+    with pytest.raises(ModelError, match=r"trained by the step .*price"):
+        result.predict(torch.zeros(2, 3))
