@@ -289,12 +289,21 @@ def _network_table(hosts: Mapping[str, RankSession]) -> Table:
 
 def notes_section(run: RunData) -> Section | None:
     """What the ranks thought worth a sentence; nothing when there was nothing."""
+    told = run.track.notes if run.track is not None else ()
+    if run.sessions:  # they have all of it, but what was before the newest start
+        told = tuple(note for note in told if note[2] == "restart")
     rows = sorted(
-        (session.common(note.time) - _origin(run.sessions), session.rank, note.what, note.text)
-        for session in run.sessions
-        for note in session.notes
-        if note.what != "leg"  # these have a section of their own
-    )
+        (
+            *told,
+            *(
+                (session.common(note.time) - _origin(run.sessions), session.rank, note.what,
+                 note.text)
+                for session in run.sessions
+                for note in session.notes
+                if note.what != "leg"  # these have a section of their own
+            ),
+        )
+    )  # fmt: skip
     if not rows:
         return None
     return Section(

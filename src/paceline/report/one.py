@@ -25,12 +25,16 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield f"{prefix}{key}", value
 
 
-def asked_section(run: RunData) -> Section:
+def asked_section(run: RunData) -> Section | None:
     """What differs from the defaults, and everything for those who want it."""
     settings = dict(flat(run.config))
     if not settings:
-        return Section(
-            key="asked", title="What was asked", text=("The run has no readable config.toml.",)
+        return (
+            None
+            if run.under_way
+            else Section(
+                key="asked", title="What was asked", text=("The run has no readable config.toml.",)
+            )
         )
     defaults = dict(flat(encode(Config())))
     versions = {k: v for k, v in settings.items() if k.startswith("versions.")}
@@ -84,7 +88,7 @@ def _plain(value: Any) -> Cell:
 def race_section(run: RunData) -> Section | None:
     """Bars of the speedup over sequential, the fastest first; None after a training in legs."""
     race = run.race
-    if race is None and not run.races and run.legs:
+    if race is None and not run.races and (run.legs or run.under_way):
         return None
     if run.races and (race is None or not race.candidates):
         return _races_section(run.races)
@@ -253,11 +257,15 @@ def _work(node: NodePlan, shares: float) -> tuple[Cell, Cell]:
     return describe(node), node.share / shares
 
 
-def plan_section(run: RunData) -> Section:
+def plan_section(run: RunData) -> Section | None:
     """Who does what, why, and what was rejected."""
     plan = run.plan
     if plan is None:
-        return Section(key="plan", title="The plan", text=("The run has no readable plan.json.",))
+        return (
+            None
+            if run.under_way
+            else Section(key="plan", title="The plan", text=("The run has no readable plan.json.",))
+        )
     shares = sum(node.share for node in plan.nodes) or 1.0
     nodes = Table(
         key="nodes",
@@ -291,13 +299,17 @@ def plan_section(run: RunData) -> Section:
     return Section(key="plan", title="The plan", text=tuple(text), blocks=tuple(blocks))
 
 
-def curves_section(run: RunData) -> Section:
+def curves_section(run: RunData) -> Section | None:
     """Loss, accuracy (with classes) and speed, epoch by epoch."""
     if not run.metrics:
-        return Section(
-            key="training",
-            title="How training went",
-            text=("No epoch has ended: metrics.jsonl is empty or missing.",),
+        return (
+            None
+            if run.under_way
+            else Section(
+                key="training",
+                title="How training went",
+                text=("No epoch has ended: metrics.jsonl is empty or missing.",),
+            )
         )
     figures = [
         _curve(run, "loss", "Loss", "loss", ("train_loss", "test_loss")),
@@ -344,6 +356,7 @@ def curves_section(run: RunData) -> Section:
         columns=tuple(title for title, _, _ in columns),
         rows=tuple(rows),
         formats=tuple(spec for _, _, spec in columns),
+        folded=len(run.metrics) > MANY_EPOCHS,
     )
     return Section(
         key="training",
@@ -359,6 +372,8 @@ def _own_metrics(run: RunData) -> list[str]:
     return sorted(names - {"loss", "accuracy", "top5"})
 
 
+MANY_EPOCHS = 20
+"""From which on their table is shown when asked for."""
 _NAMES = {
     "test_top5": "test, among the first five",
     "images_per_second": "images/s",
