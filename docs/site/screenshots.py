@@ -83,7 +83,7 @@ def take(folder: Path, to: Path, epochs: int, changes: list[str]) -> None:
                 f" > {epochs}",
                 PATIENCE,
             )
-            page.wait("document.querySelectorAll('.hosts tbody tr.there').length === 2", PATIENCE)
+            page.wait("document.querySelectorAll('#hosts tbody tr').length === 2", PATIENCE)
             for name, *form in PICTURES:
                 photograph(page, to / f"{name}.png", *form)
     finally:

@@ -31,7 +31,7 @@ def legs_section(run: RunData) -> Section | None:
     elif run.legs:
         last = run.legs[-1]
         text.append(f"The training was {len(run.legs)} legs, the last of them with {last.name}.")
-    if spent is not None and saved is not None and not run.under_way:
+    if spent is not None and saved is not None and now is None:
         text.append(
             f"Finding the fastest way took {spent:,.1f} s"
             + (f" and saved {saved:,.1f} s." if saved > 0 else "; nothing faster was found.")

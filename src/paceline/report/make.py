@@ -43,7 +43,7 @@ def _one(run: RunData) -> Report:
         curves_section(run),
         *_observed(run),
         notes_section(run),
-        None if run.under_way else predicted_section(run, measured(run)),
+        predicted_section(run, measured(run)) if run.sessions or not run.under_way else None,
         race_section(run),
         plan_section(run),
         asked_section(run),
@@ -65,7 +65,7 @@ def _one(run: RunData) -> Report:
 
 def _observed(run: RunData) -> tuple[Section | None, ...]:
     """What the events of the ranks tell; one sentence instead where there are none."""
-    if run.under_way:
+    if not run.sessions and run.under_way:
         return (ledger_section(run),)
     if not run.sessions:
         return (Section(key="ledger", title="Where the time went", text=(NO_EVENTS,)),)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from paceline.report.figure import Axis, Figure, Section, Series, Table
 from paceline.report.load import RunData
+from paceline.report.track import TIME
 from paceline.schema.events import InterfaceTraffic, RankSession, Sample
 from paceline.text import rank_name as name_of
 
@@ -119,7 +120,7 @@ def _over_time(
         key=key,
         title=title,
         caption=caption,
-        x=Axis(title="seconds since the first rank began", minimum=0.0),
+        x=TIME,
         y=Axis(title=unit, minimum=0.0, format="percent" if percent else "plain"),
         series=tuple(series),
     )

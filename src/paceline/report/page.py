@@ -140,7 +140,8 @@ def frozen(report: Report) -> str:
 
 def live() -> tuple[str, str]:
     """The page that a watcher feeds, and its content security policy."""
-    return _page("Paceline: watch", "", ""), LIVE + _digest()
+    no_icon = '<link rel="icon" href="data:,">'  # which a browser would ask for
+    return _page("Paceline: watch", no_icon, ""), LIVE + _digest()
 
 
 def _page(title: str, rule: str, data: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.report.figure import Axis, Cell, Figure, Section, Series, Table
-from paceline.text import duration, rate
+from paceline.text import clock, rate
 
 Points = Sequence[tuple[float, float]]
 """Seconds since the run began, and a value."""
@@ -78,10 +78,10 @@ def tiles_of(track: Track, predicted: float | None, batch: int | None) -> list[t
             f"{track.unit}/s" + (f", {rate(predicted)} predicted" if predicted else ""),
         ),
         ("..." if track.loss is None else f"{track.loss:.3g}", "loss of the newest update"),
-        (duration(track.seconds), "so far"),
+        (clock(track.seconds), "so far"),
         (
-            "..." if track.left is None else duration(track.left),
-            "left" + (f"; {duration(whole)} predicted for all updates" if whole else ""),
+            "..." if track.left is None else clock(track.left),
+            "left" + (f"; {clock(whole)} predicted for all updates" if whole else ""),
         ),
     ]
 
@@ -123,9 +123,9 @@ def progress_section(track: Track) -> Section | None:
 
 def hosts_section(track: Track) -> Section | None:
     """Each host: there or gone, how busy, and who waited for whom."""
-    if not track.hosts:
-        return None
     several = len(track.hosts) > 1
+    if not track.hosts or not (several or track.under_way):
+        return None
     columns: list[tuple[str, str, list[Cell]]] = [
         ("host", "", [host.name for host in track.hosts]),
         ("", "", ["✕ gone" if host.state == "gone" else host.state for host in track.hosts]),
@@ -140,7 +140,7 @@ def hosts_section(track: Track) -> Section | None:
     known = [each for each in columns if any(cell is not None for cell in each[2])]
     table = Table(
         key="hosts-seen",
-        title="Hosts",
+        title="Now" if track.under_way else "At the end",
         columns=tuple(title for title, _, _ in known),
         rows=tuple(zip(*(cells for _, _, cells in known), strict=True)),
         formats=tuple(style for _, style, _ in known),

@@ -200,14 +200,15 @@ function drawBars(svg, l) {
   });
 }
 function drawLines(svg, l) {
+  const alone = l.data.series.length === 1;   // one line needs no dash to be told apart
   for (const each of l.lines) {
-    const seen = lookOf(each), pieces = [[]];
+    const seen = {...lookOf(each), ...(alone ? {dash: undefined} : {})}, pieces = [[]];
     each.x.forEach((x, at) => { if (each.y[at] === null) pieces.push([]); else pieces.at(-1).push(l.point(x, each.y[at])); });
     for (const piece of pieces) {
       if (each.shape !== "points" && piece.length > 1)
         svg.append(shape("polyline", {points: piece.map(p => p.map(v => v.toFixed(1)).join(",")).join(" "), fill: "none", stroke: seen.colour, "stroke-width": each.shape === "guide" ? 1.5 : 2, "stroke-linejoin": "round", "stroke-dasharray": seen.dash}));
       if (each.shape === "guide") continue;
-      const every = piece.length > MANY && each.shape !== "points" ? Math.ceil(piece.length / 12) : 1;
+      const every = piece.length > MANY && each.shape !== "points" ? (alone ? piece.length : Math.ceil(piece.length / 12)) : 1;
       piece.forEach((p, at) => { if ((piece.length - 1 - at) % every === 0) svg.append(marker(seen.marker, ...p, seen.colour, "mark")); });
     }
     each.x.forEach((x, at) => { if (each.y[at] !== null) whisker(svg, l, each, at, 0); });
@@ -278,14 +279,28 @@ function pointing(svg, l, key, redraw) {
     if (last?.key === key) over({...last, target: document.elementFromPoint(last.clientX, last.clientY)});
   });
 }
-function save(svg, key) {   // a file of its own: colours and patterns as they are on the page now
+function save(svg, l) {   // a file of its own: with title and legend, colours and patterns as they are on the page now
   const copy = svg.cloneNode(true), root = getComputedStyle(document.documentElement);
+  const words = (x, y, text, more) => copy.append(shape("text", {x, y, class: "ink", ...more}, text));
+  let x = 4, y = -8;
+  for (const each of l.data.series.length > 1 ? l.series : []) {
+    const seen = lookOf(each), wide = 50 + 6.9 * short(each.name).length;
+    if (x > 4 && x + wide > l.width) { x = 4; y -= 18; }
+    if (each.shape === "bar") block(copy, [x, y - 10, 18, 12], seen);
+    else copy.append(shape("line", {x1: x, x2: x + 24, y1: y - 4, y2: y - 4, stroke: seen.colour, "stroke-width": 2, "stroke-dasharray": seen.dash}));
+    if (each.shape === "line" || each.shape === "points") copy.append(marker(seen.marker, x + 12, y - 4, seen.colour));
+    words(x + 30, y, short(each.name));
+    x += wide;
+  }
+  words(4, y - 22, l.data.title, {"font-weight": 600, style: "font-size:15px"});
+  const [, , wide, high] = svg.getAttribute("viewBox").split(" ").map(Number), top = y - 42;
+  copy.setAttribute("viewBox", `0 ${top} ${wide} ${high - top}`);
   copy.append(hatches(), shape("style", {}, `text{font:12px ${root.getPropertyValue("--font")};fill:var(--soft)} .ink{fill:var(--ink)}`));
   copy.setAttribute("style", `background:${root.getPropertyValue("--card")}`);
   const text = new XMLSerializer().serializeToString(copy).replace(/var\((--\w+)\)/g, (_, name) => root.getPropertyValue(name).trim());
   const link = made("a");
   link.href = URL.createObjectURL(new Blob([text], {type: "image/svg+xml"}));
-  link.download = `${key}.svg`;
+  link.download = `${l.data.key}.svg`;
   link.click();
   URL.revokeObjectURL(link.href);
 }
@@ -308,7 +323,7 @@ function figure(data, key, width) {
   svg.append(marks);
   pointing(svg, l, key, redraw);
   if (state.range) tool("whole", "Show all of it again (double click)", () => { state.range = null; redraw(); });
-  tool("SVG", "Save this figure as SVG", () => save(svg, data.key));
+  tool("SVG", "Save this figure as SVG", () => save(svg, l));
   box.append(made("h3", data.title), tools, legend(data, state, redraw), svg);
   if (data.caption) box.append(made("figcaption", data.caption));
   return box;
