@@ -6,6 +6,7 @@ import contextlib
 import statistics
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.observe.ledger import make_ledger
@@ -15,6 +16,9 @@ from paceline.report.page import parts
 from paceline.report.track import HostSeen, Track
 from paceline.schema.events import read_run
 from paceline.watch.follow import Follower, RankSeen
+
+MOST_EPOCHS = 300
+"""Of a training under way that are drawn."""
 
 
 def whole_run(path: Path) -> RunData:
@@ -41,11 +45,17 @@ def run_of(run: Follower) -> RunData:
         config=run.config,
         plan=run.plan,
         legs=tuple(run.legs),
-        metrics=tuple(run.metrics),
+        metrics=_fewer(run.metrics),
         summary=run.summary,
         ledger=run.ledger,
         track=track_of(run),
     )
+
+
+def _fewer(metrics: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """Some epochs of a long training, its newest among them: all would be sent after each."""
+    every = -(-len(metrics) // MOST_EPOCHS) or 1
+    return tuple(metrics[(len(metrics) - 1) % every :: every])
 
 
 def state_of(run: Follower) -> dict[str, str]:
