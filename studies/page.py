@@ -14,7 +14,6 @@ from typing import Any, cast
 from paceline.errors import ConfigError, UserError
 from paceline.report.figure import Section, Table
 from paceline.report.page import Report
-from paceline.report.plotly import VERSION
 from paceline.report.write import (
     as_plain,
     table_markdown,
@@ -100,7 +99,6 @@ def make_report(outcomes: Outcomes, findings: Findings) -> Report:
         problems=tuple(f"{each.step.name} failed: {each.failed}" for each in failed),
         footer=(
             f"Made by {command_line(experiment)} on {_machines(outcomes) or 'no machine yet'}."
-            f" Figures: plotly.js {VERSION} (MIT), inside."
         ),
     )
 

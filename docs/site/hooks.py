@@ -55,6 +55,8 @@ def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) 
     if place in {f"reference/{name.lower()}" for name in ROOT_PAGES}:
         text = re.sub(r"\]\(docs/decisions\)", "](../decisions/list.md)", text)
         text = re.sub(r"\]\(docs/", "](../", text)
+        for name in ROOT_PAGES:  # of one to another
+            text = text.replace(f"]({name}", f"]({name.lower()}")
     return text
 
 

@@ -40,11 +40,11 @@ address = "127.0.0.1"
 cores = {cores}
 """
 PICTURES = (
-    # name, width, height that is shown (None: the whole page), dark
-    ("watch", 1280, 1100, False),
-    ("watch-dark", 1280, None, True),
-    ("watch-phone", 390, None, False),
-    ("watch-phone-dark", 390, None, True),
+    # name, width and height that are shown, dark
+    ("watch", 1280, 1240, False),
+    ("watch-dark", 1280, 1240, True),
+    ("watch-phone", 390, 1500, False),
+    ("watch-phone-dark", 390, 1500, True),
 )
 
 
@@ -83,7 +83,7 @@ def take(folder: Path, to: Path, epochs: int, changes: list[str]) -> None:
                 f" > {epochs}",
                 PATIENCE,
             )
-            page.wait("document.querySelectorAll('.hosts tbody tr.there').length === 2", PATIENCE)
+            page.wait("document.querySelectorAll('#hosts tbody tr').length === 2", PATIENCE)
             for name, *form in PICTURES:
                 photograph(page, to / f"{name}.png", *form)
     finally:
@@ -100,14 +100,14 @@ def address_of(training: subprocess.Popen[str]) -> str:
     raise SystemExit("the training ended before its page came up")
 
 
-def photograph(page: Page, path: Path, width: int, height: int | None, dark: bool) -> None:
+def photograph(page: Page, path: Path, width: int, height: int, dark: bool) -> None:
     page.call(
         "Emulation.setDeviceMetricsOverride",
-        width=width, height=height or 844, deviceScaleFactor=1, mobile=width < 600,
+        width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
     )  # fmt: skip
     page.set_dark(dark)
     time.sleep(1.5)  # the next look at the run redraws everything at this width
-    raw = io.BytesIO(page.picture(whole=height is None))
+    raw = io.BytesIO(page.picture(whole=False))
     image = Image.open(raw).convert("RGB").quantize(128, dither=Image.Dither.NONE)
     image.save(path, optimize=True)
     print(f"{path.name}: {image.width} x {image.height}, {path.stat().st_size / 1000:.0f} kB")

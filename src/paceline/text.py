@@ -36,6 +36,17 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+def clock(seconds: float) -> str:
+    """As a clock shows it.
+
+    >>> clock(75), clock(7300.4)
+    ('1:15', '2:01:40')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 def rate(images_per_second: float) -> str:
     """Images per second with three digits at least: large models train at a few.
 

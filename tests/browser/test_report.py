@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
+import xml.etree.ElementTree as Xml
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,13 +62,18 @@ def check_drawn(page: Page, path: Path) -> None:
     page.wait(READY)
     empty = page.evaluate(
         "[...document.querySelectorAll('figure')].filter(f =>"
-        " !f.querySelector('.plot .main-svg .trace') || !f.querySelector('.static svg polyline')"
-        ").map(f => f.id)"
+        " !f.querySelector(':scope > svg :is(.block, .mark, polyline)')).map(f => f.id)"
     )
     assert empty == []
     assert page.evaluate("document.querySelectorAll('figure').length") > 0
+    assert page.evaluate("document.querySelector('main').outerHTML.includes('NaN')") is False
     assert page.complaints == []
     assert page.requests == [path.resolve().as_uri()]
+
+
+def says(page: Page, text: str) -> None:
+    """What the pointer is over is said beside it."""
+    page.wait(f"document.querySelector('.tip').innerText.includes({text!r})")
 
 
 def test_report_of_four_hosts(browser: Chromium, tmp_path: Path) -> None:
@@ -74,39 +81,58 @@ def test_report_of_four_hosts(browser: Chromium, tmp_path: Path) -> None:
     path = make_page(tmp_path / "report.html", run)
     page = browser.open(path)
     check_drawn(page, path)
-    assert page.evaluate("document.querySelectorAll('figure').length") == 17
+    assert page.evaluate("document.querySelectorAll('figure').length") == 18
     assert page.evaluate("document.images.length") == 0
+    assert page.evaluate("document.querySelectorAll('#links a').length") == 12
 
-    # No button sends anything anywhere.
-    buttons = set(
-        page.evaluate("[...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)")
-    )
-    assert buttons == {"Download plot", "Zoom", "Pan", "Zoom in", "Zoom out", "Reset axes"}
-
-    # Hovering over the chosen bar of the race shows its name and its speed.
-    page.move_mouse(*middle(page, "#plot-race .trace .point path"))
-    page.wait("document.querySelector('#plot-race .hoverlayer .hovertext') !== null")
-    assert any("2,000 images/s" in text for text in shown_texts(page, "#plot-race .hovertext"))
+    # Pointing at the chosen bar of the race says its name and its speed, at a curve every value.
+    page.move_mouse(*middle(page, "#figure-race > svg .block"))
+    says(page, "2,000 images/s")
+    says(page, "threads 2")
+    page.move_mouse(*middle(page, "#figure-loss > svg"))
+    says(page, "training: ")
+    says(page, "test: ")
 
     # A name that looks like markup is shown as it is.
-    assert any(HOSTILE in text for text in shown_texts(page, "#plot-ledger .yaxislayer-above text"))
+    assert any(HOSTILE in text for text in shown_texts(page, "#figure-ledger > svg text"))
+    assert HOSTILE in page.evaluate("document.querySelector('#table-nodes').innerText")
 
-    # A click on the legend hides a series; Plotly waits a moment for a double click.
-    visible = "document.querySelectorAll('#plot-loss .scatterlayer .trace').length"
-    assert page.evaluate(visible) == 2
-    page.click(*middle(page, "#plot-loss .legendtoggle"))
-    page.wait(f"{visible} === 1")
+    # A click on the legend hides a series, and another brings it back.
+    visible = "document.querySelectorAll('#figure-loss > svg polyline').length"
+    for count in (1, 2):
+        page.click(*middle(page, "#figure-loss .key button"))
+        page.wait(f"{visible} === {count}")
 
-    # Dragging zooms in.
-    x, y = middle(page, "#plot-speed .nsewdrag")
-    before = page.evaluate("document.getElementById('plot-speed')._fullLayout.xaxis.range")
-    page.drag((x - 100, y - 40), (x + 100, y + 40))
-    page.wait(
-        "(r => r[1] - r[0])(document.getElementById('plot-speed')._fullLayout.xaxis.range)"
-        f" < {before[1] - before[0]}"
+    # Dragging zooms in, a double click out; the figure can be saved as it is.
+    ticks = "[...document.querySelectorAll('#figure-timeline > svg text')].map(t => t.textContent)"
+    before = page.evaluate(ticks)
+    x, y = middle(page, "#figure-timeline > svg")
+    page.drag((x - 100, y), (x + 100, y))
+    page.wait("document.querySelectorAll('#figure-timeline .tools button').length === 2")
+    assert page.evaluate(ticks) != before
+    page.evaluate(
+        "document.querySelector('#figure-timeline > svg').dispatchEvent(new Event('dblclick'))"
     )
+    page.wait("document.querySelectorAll('#figure-timeline .tools button').length === 1")
+    assert page.evaluate(ticks) == before
+    saved = saved_figure(browser, page, tmp_path, "ledger")
+    texts = [element.text for element in Xml.fromstring(saved).iter() if element.text]
+    assert {"Wall time of each rank", "compute"} <= set(texts)
+    assert any(HOSTILE in text for text in texts)
+    assert "var(" not in saved
     assert page.complaints == []
-    assert page.requests == [path.resolve().as_uri()]
+    assert {url.partition(":")[0] for url in page.requests} <= {"file", "blob"}
+
+
+def saved_figure(browser: Chromium, page: Page, folder: Path, key: str) -> str:
+    browser.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+    page.evaluate(f"document.querySelector('#figure-{key} .tools button').click()")
+    file = folder / f"{key}.svg"
+    ends = time.monotonic() + 300
+    while not file.exists():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+    return file.read_text()
 
 
 @pytest.mark.slow
@@ -121,15 +147,18 @@ def test_report_of_a_strong_scaling_series(browser: Chromium, tmp_path: Path) ->
     for key in ("strong-speedup", "strong-efficiency", "coordination-to-computation"):
         assert page.evaluate(f"document.getElementById('figure-{key}') !== null")
 
-    colour = "getComputedStyle(document.querySelector('#plot-strong-speedup .legendtext')).fill"
+    line = "#figure-strong-speedup > svg polyline:last-of-type"
+    colour = f"getComputedStyle(document.querySelector('{line}')).stroke"
     dark = page.evaluate(colour)
     page.set_dark(False)
     page.wait(f"{colour} !== {dark!r}")
 
-    # Paper gets the drawn figures, in any colour scheme.
+    # Paper has light colours, and nothing to press.
+    page.set_dark(True)
+    page.wait(f"{colour} === {dark!r}")
     page.call("Emulation.setEmulatedMedia", media="print")
+    page.wait(f"{colour} !== {dark!r}")
     shown = "getComputedStyle(document.querySelector('{}')).display"
-    assert page.evaluate(shown.format(".static")) == "block"
-    assert page.evaluate(shown.format(".plot")) == "none"
+    assert page.evaluate(shown.format(".tools")) == page.evaluate(shown.format("nav")) == "none"
     assert page.pdf().startswith(b"%PDF")
     assert page.complaints == []

@@ -42,6 +42,20 @@ HOSTS_SETTINGS = (
 )
 
 
+GONE = (
+    "[...document.querySelectorAll('#hosts tbody tr')]"
+    ".find(row => row.cells[1].textContent === '✕ gone').cells[0].textContent"
+)
+
+
+def rows(state: str) -> str:
+    """How many hosts are so."""
+    return (
+        "[...document.querySelectorAll('#hosts tbody tr')]"
+        f".filter(row => row.cells[1].textContent === '{state}').length"
+    )
+
+
 @pytest.fixture
 def browser() -> Iterator[Chromium]:
     folder = Path(tempfile.mkdtemp(prefix="browser-"))
@@ -78,7 +92,7 @@ def press(page: Page, text: str) -> None:
 
 def type_epochs(page: Page, count: int) -> None:
     page.evaluate(
-        "(() => { const field = document.querySelector('section.controls input');"
+        "(() => { const field = document.querySelector('#runs form.asking input');"
         f" field.value = {count}; field.dispatchEvent(new Event('input')); }})()"
     )
 
@@ -98,10 +112,20 @@ def test_a_training_is_watched_and_obeys(
     update = "Number(document.querySelector('[role=progressbar]').getAttribute('aria-valuenow'))"
     before = page.evaluate(update)
     page.wait(f"{update} > {before} + 5", PATIENCE)
-    page.wait("document.querySelectorAll('.curves polyline').length >= 4", PATIENCE)
-    page.wait("document.querySelectorAll('.legs rect.leg').length >= 1", PATIENCE)
-    page.wait("document.querySelectorAll('.hosts tbody tr').length === 1", PATIENCE)
-    page.wait("document.querySelectorAll('.ledger rect').length >= 2", PATIENCE)
+    page.wait("document.querySelectorAll('#progress polyline').length === 2", PATIENCE)
+    page.wait("document.querySelectorAll('#training figure > svg .mark').length >= 4", PATIENCE)
+    page.wait("document.querySelectorAll('#legs figure > svg .block').length >= 1", PATIENCE)
+    page.wait("document.querySelectorAll('#hosts tbody tr').length === 1", PATIENCE)
+    page.wait("document.querySelectorAll('#ledger figure > svg .block').length >= 2", PATIENCE)
+
+    # What one has set stays so while the page goes on.
+    page.evaluate("document.querySelector('#asked details').open = true")
+    page.evaluate("document.querySelector('#figure-ledger .key button').click()")
+    before = page.evaluate(update)
+    page.wait(f"{update} > {before} + 5", PATIENCE)
+    pressed = "document.querySelector('#figure-ledger .key button').getAttribute('aria-pressed')"
+    assert page.evaluate(pressed) == "false"
+    assert page.evaluate("document.querySelector('#asked details').open") is True
 
     shades = []
     for name, dark in (("light", False), ("dark", True)):
@@ -126,10 +150,10 @@ def test_a_training_is_watched_and_obeys(
     while "asked to change train.epochs = 5000" not in said:
         said = training.stdout.readline()
         assert said, "the training ended"
-    page.wait("document.querySelector('section.controls input').value === '5000'", PATIENCE)
+    page.wait("document.querySelector('#runs form.asking input').value === '5000'", PATIENCE)
     page.wait("document.querySelector('.tiles').innerText.includes('/ 5000')", PATIENCE)
     page.wait("document.querySelector('.run').dataset.state === 'training'", PATIENCE)
-    page.wait("!document.querySelector('section.controls').hidden", PATIENCE)
+    page.wait("!document.querySelector('#runs form.asking').hidden", PATIENCE)
 
     # What a browser logs of the refusal above is meant to be there.
     assert [c for c in page.complaints if "400" not in c] == []
@@ -166,24 +190,24 @@ def test_a_host_of_four_dies_before_our_eyes(
         found = re.search(r"http://\S+", watcher.stdout.readline())
         assert found is not None
         page = browser.open(f"{found[0]}/")
-        page.wait("document.querySelectorAll('.hosts tbody tr.there').length === 4", PATIENCE)
+        page.wait(f"{rows('there')} === 4", PATIENCE)
         update = "Number(document.querySelector('[role=progressbar]').ariaValueNow)"
         page.wait(f"{update} > 20", PATIENCE)
-        page.wait("document.querySelectorAll('.ledger rect').length >= 8", PATIENCE)
+        page.wait("document.querySelectorAll('#ledger figure > svg .block').length >= 8", PATIENCE)
         lab.kill("c")
-        page.wait("document.querySelectorAll('.hosts tbody tr.gone').length === 1", PATIENCE)
-        page.wait("document.querySelectorAll('.gone-mark').length === 1", PATIENCE)
-        assert page.evaluate("document.querySelector('.hosts tr.gone td').textContent") == "c"
+        page.wait(f"{rows('✕ gone')} === 1", PATIENCE)
+        page.wait("document.querySelectorAll('#legs figure > svg .mark').length === 1", PATIENCE)
+        assert page.evaluate(GONE) == "c"
         page.screenshot(tmp_path / "gone.png")
         # The others are started again, and go on.
-        page.wait("document.querySelectorAll('.hosts tbody tr.there').length === 3", PATIENCE)
+        page.wait(f"{rows('there')} === 3", PATIENCE)
         page.wait("document.querySelector('.run').dataset.state === 'training'", PATIENCE)
         page.wait(
-            "document.querySelector('.notes').textContent.includes('started again')", PATIENCE
+            "document.querySelector('#notes')?.textContent.includes('started again')", PATIENCE
         )
         before = page.evaluate(update)
         page.wait(f"{update} > {before} + 20", PATIENCE)
-        assert page.evaluate("document.querySelector('.hosts tr.gone td').textContent") == "c"
+        assert page.evaluate(GONE) == "c"
         assert page.complaints == []
         assert {re.match(r"\w+:(//[^/]*)?", url)[0] for url in page.requests} == {found[0]}  # type: ignore[index]
     finally:

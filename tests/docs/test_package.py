@@ -53,7 +53,7 @@ def test_the_wheel_has_what_a_user_needs_and_no_more(built: Path) -> None:
         names = set(archive.namelist())
     assert wheel.name == f"paceline-{PROJECT['version']}-py3-none-any.whl"
     for needed in (
-        "py.typed", "config/default.toml", "report/assets/page.css", "watch/assets/watch.js",
+        "py.typed", "config/default.toml", "report/assets/page.css", "report/assets/charts.js",
     ):  # fmt: skip
         assert f"paceline/{needed}" in names
     assert {name.split("/")[0] for name in names} == {

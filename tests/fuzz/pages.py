@@ -136,8 +136,8 @@ def _followed(random: Random, folder: Path) -> None:
         for part in (data[:cut], data):
             (run / name).write_bytes(part)
             follower.look()
-            for about in state_of(follower, 0).values():
-                json.dumps(about, allow_nan=False)
+            for about in state_of(follower).values():
+                json.loads(about)
     except Exception as error:  # nothing stands between this and the page
         raise FaultError(f"{type(error).__name__}: {str(error)[:300]}") from error
     finally:

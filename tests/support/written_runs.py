@@ -23,7 +23,7 @@ from paceline.schema.events import (
 )
 from paceline.schema.legs import Leg
 
-BEGAN = 1_800_000_000.0
+BEGAN = 1_700_000_000.0
 UPDATE = 0.4
 SLOW = 2
 """The rank that the others wait for, where there are so many."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -33,27 +32,21 @@ def command(
 ) -> None:
     """Make a page of everything that one or several runs did.
 
-    RUN is runs/latest when left out. One file that opens offline in any browser: figures to hover
-    over, zoom into and hide series of; good in print and in the dark.
+    RUN is runs/latest when left out. The page of `paceline watch`, complete and frozen in one file
+    that opens offline in any browser: figures to hover over, zoom into and hide series of; good in
+    print and in the dark.
 
     \b
     paceline report
     paceline report runs/one-host runs/two-hosts runs/four-hosts --output scaling.html
     paceline report runs/latest --figures figures --tables tables
     """
-    from paceline.observe.ledger import make_ledger
-    from paceline.report.load import RunData, load_run
     from paceline.report.make import make_report
     from paceline.report.write import as_plain, write_figures, write_page, write_tables
-    from paceline.schema.events import read_run
-
-    def whole(path: Path) -> RunData:
-        run = load_run(path)
-        past = read_run(run.path)
-        return replace(run, ledger=make_ledger(past)) if past else run
+    from paceline.watch.state import whole_run
 
     runs = runs or (Path("runs/latest"),)
-    report = make_report([whole(path) for path in dict.fromkeys(runs)])
+    report = make_report([whole_run(path) for path in dict.fromkeys(runs)])
     if as_json:
         click.echo(json.dumps(as_plain(report), indent=2))
     if output is not None or not as_json:

@@ -1,7 +1,7 @@
 """Two sheets to draw on with the same few strokes: SVG for paper and the web, PNG for slides.
 
 PNG is drawn with Pillow, which Paceline has anyway, at several times its size and then made
-smaller, so that slanted lines are smooth. docs/decisions/0007 says why not a plotting library.
+smaller, so that slanted lines are smooth. docs/decisions/0036 says why not a plotting library.
 """
 
 from __future__ import annotations

@@ -74,7 +74,9 @@ def exchanged_section(run: RunData) -> Section | None:
     ]
     seconds = sum(rank.exchange.seconds for rank in ranks)
     hidden = sum(rank.exchange.hidden for rank in ranks)
-    text = [f"Nodes agree by {run.exchange}."]
+    # A training in legs may have ended on one node.
+    met = [leg.plan.exchange for leg in run.legs if len(leg.plan.nodes) > 1]
+    text = [f"Nodes agree by {run.exchange or ', '.join(dict.fromkeys(met))}."]
     if seconds:
         text.append(f"{hidden / seconds:.0%} of the communication was hidden under computing.")
     moved = sum(r.exchange.bytes_sent + r.exchange.bytes_received for r in ranks)

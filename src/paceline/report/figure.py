@@ -1,7 +1,7 @@
 """What a report is made of: sections of text, figures and tables, as frozen data.
 
-A figure says what is shown, not how: `plotly` makes the interactive one of it, `drawing` the
-one for paper, both from the same numbers, so that they cannot disagree.
+A figure says what is shown, not how: the page's `charts.js` draws it on a screen and in print,
+`drawing` as a file for papers, both from the same numbers, so that they cannot disagree.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Cell = str | float | int | None
-Format = Literal["plain", "percent"]
+Format = Literal["plain", "percent", "clock"]
+"""A clock shows seconds as minutes and seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,11 +15,11 @@ LOOKS = {
 """One look per category, that of its spans in the timeline where it has any."""
 
 
-def ledger_section(run: RunData) -> Section:
+def ledger_section(run: RunData) -> Section | None:
     """Stacked bars of the wall time of every rank."""
     title = "Where the time went"
     if run.ledger is None or not run.ledger.ranks:
-        return Section(key="ledger", title=title, text=(NO_EVENTS,))
+        return None if run.under_way else Section(key="ledger", title=title, text=(NO_EVENTS,))
     ranks = run.ledger.ranks
     used = tuple(name for name in CATEGORIES if any(each.seconds.get(name) for each in ranks))
     series = tuple(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from paceline.report.figure import Axis, Figure, Section, Series, Table
 from paceline.report.load import RunData
 from paceline.schema.legs import Leg
@@ -15,13 +17,21 @@ TITLES = {
 
 
 def legs_section(run: RunData) -> Section | None:
-    """A band of legs over time; None where the training was not made of any."""
-    if not run.legs:
-        return None
+    """Who trained when with which plan; None where one host trained by one plan all the time."""
+    hosts = run.track.hosts if run.track else ()
+    now = run.track.leg if run.track else None
+    if not run.legs and not now:
+        if len(hosts) < 2:
+            return None
+        return Section(key="legs", title="Who was there when", blocks=(_band(run),))
     spent, saved = run.number("finding_seconds"), run.number("saved_seconds")
-    last = run.legs[-1]
-    text = [f"The training was {len(run.legs)} legs, the last of them with {last.name}."]
-    if spent is not None and saved is not None:
+    text = []
+    if now is not None:
+        text.append(f"Now: {now[1]}.")
+    elif run.legs:
+        last = run.legs[-1]
+        text.append(f"The training was {len(run.legs)} legs, the last of them with {last.name}.")
+    if spent is not None and saved is not None and now is None:
         text.append(
             f"Finding the fastest way took {spent:,.1f} s"
             + (f" and saved {saved:,.1f} s." if saved > 0 else "; nothing faster was found.")
@@ -32,13 +42,12 @@ def legs_section(run: RunData) -> Section | None:
         text.append(_losses_text(losses))
     if came:
         text.append(f"Hosts that came while it trained: {_counted(came)}.")
-    together = {node.host for leg in run.legs for node in leg.plan.nodes}
-    hosts = (_hosts(run.legs),) if len(together) > 1 else ()
+    table = (_table(run.legs, folded=run.under_way),) if run.legs else ()
     return Section(
         key="legs",
-        title="How it was trained: legs",
+        title="Legs: which way trained when",
         text=tuple(text),
-        blocks=(_band(run.legs), *hosts, _table(run.legs)),
+        blocks=(_band(run), *table),
     )
 
 
@@ -61,89 +70,113 @@ def _counted(names: list[str]) -> str:
     return ", ".join(name + (f" ({count} times)" if count > 1 else "") for name, count in each)
 
 
-def _hosts(legs: tuple[Leg, ...]) -> Figure:
-    """Who trained when, who was lost and what that cost all, and who came."""
-    trained = [(node.host, leg) for leg in legs for node in leg.plan.nodes]
-    lost = [(host, leg) for leg in legs for host in leg.left]
-    came = [(host, leg) for leg in legs for host in leg.came]
-    series = [
-        Series(
-            name="trains",
+class _Blocks:
+    """Blocks of one look over time, each in the row of a host."""
+
+    def __init__(self, name: str, look: int) -> None:
+        self.name, self.look = name, look
+        self.blocks: list[tuple[str, float, float, str]] = []
+
+    def add(self, row: str, begins: float, ends: float, label: str) -> None:
+        self.blocks.append((row, begins, max(0.0, ends - begins), label))
+
+    def series(self) -> Series:
+        return Series(
+            name=self.name,
             shape="bar",
-            x=tuple(host for host, _ in trained),
-            y=tuple(leg.setup_seconds + leg.seconds for _, leg in trained),
-            base=tuple(leg.began_at for _, leg in trained),
-            labels=tuple(f"{leg.updates} updates with {leg.name}" for _, leg in trained),
+            look=self.look,
+            x=tuple(row for row, *_ in self.blocks),
+            y=tuple(round(seconds, 3) for _, _, seconds, _ in self.blocks),
+            base=tuple(round(begins, 3) for _, begins, *_ in self.blocks),
+            labels=tuple(label for *_, label in self.blocks),
         )
-    ]
-    if lost:
-        ends = [leg.began_at + leg.setup_seconds + leg.seconds for _, leg in lost]
-        series.append(
-            Series(
-                name="is lost, until the others go on",
-                shape="bar",
-                look=1,
-                x=tuple(host for host, _ in lost),
-                y=tuple(leg.lost_seconds for _, leg in lost),
-                base=tuple(ends),
-                labels=tuple(leg.ended for _, leg in lost),
-            )
-        )
-    if came:
-        series.append(
-            Series(
-                name="has come, is taken over to",
-                shape="bar",
-                look=2,
-                x=tuple(host for host, _ in came),
-                y=tuple(leg.setup_seconds for _, leg in came),
-                base=tuple(leg.began_at for _, leg in came),
-                labels=tuple(f"before update {leg.first + 1}" for _, leg in came),
-            )
-        )
-    return Figure(
-        key="hosts-over-time",
-        title="Hosts over time",
-        caption="Which host trained when. A gap is a host that stood by, or was not there.",
-        x=Axis(title="", kind="category"),
-        y=Axis(title="seconds", minimum=0.0),
-        series=tuple(series),
-        horizontal=True,
+
+
+def _band(run: RunData) -> Figure:
+    """A row for each host: the legs it trained in by plan, its losses, its comings."""
+    seen = run.track.hosts if run.track else ()
+    hosts = dict.fromkeys(
+        [node.host for leg in run.legs for node in leg.plan.nodes]
+        + [host for leg in run.legs for host in (*leg.left, *leg.came)]
+        + [host.name for host in seen]
     )
+    one = len(hosts) < 2
+    gone = [host for host in seen if host.state == "gone"]
+    bands: dict[str, _Blocks] = {}
 
+    def add(name: str, host: str, begins: float, ends: float, label: str) -> None:
+        band = bands.setdefault(name, _Blocks(name, len(bands)))
+        band.add("training" if one else host, begins, ends, label)
 
-def _band(legs: tuple[Leg, ...]) -> Figure:
-    names = tuple(dict.fromkeys(leg.name for leg in legs))
-    series = []
-    for look, name in enumerate(names):
-        mine = [leg for leg in legs if leg.name == name]
-        series.append(
+    for leg in run.legs:
+        ends = leg.began_at + leg.setup_seconds + leg.seconds
+        label = f"{leg.updates} updates, {TITLES[leg.role]}" + (leg.began and f": {leg.began}")
+        for host in dict.fromkeys(node.host for node in leg.plan.nodes):
+            add(leg.name, host, leg.began_at, ends, label)
+    if run.track and run.track.leg:
+        for plan, host in _now(run, run.track.leg[1], list(bands)):
+            add(plan, host, *_since(run, run.track.leg[0]), "under way")
+    if not run.legs and not (run.track and run.track.leg):
+        for each in seen:
+            there = each.state == "there" and run.track
+            ends = run.track.seconds if there and run.track else each.until
+            add("trains", each.name, each.began, ends, "")
+    for leg in run.legs:
+        ends = leg.began_at + leg.setup_seconds + leg.seconds
+        for host in leg.left:
+            add("is lost, until the others go on", host, ends, ends + leg.lost_seconds, leg.ended)
+    for leg in run.legs:
+        for host in leg.came:
+            taken = leg.began_at + leg.setup_seconds
+            label = f"before update {leg.first + 1}"
+            add("has come, is taken over to", host, leg.began_at, taken, label)
+    series = tuple(band.series() for band in bands.values())
+    if gone:
+        series += (
             Series(
-                name=name,
-                shape="bar",
-                look=look,
-                x=("training",) * len(mine),
-                y=tuple(leg.setup_seconds + leg.seconds for leg in mine),
-                base=tuple(leg.began_at for leg in mine),
-                labels=tuple(f"{leg.updates} updates, {TITLES[leg.role]}" for leg in mine),
-            )
+                name="✕ gone",
+                shape="points",
+                look=4,
+                x=tuple("training" if one else host.name for host in gone),
+                y=tuple(round(host.until, 3) for host in gone),
+            ),
         )
     return Figure(
         key="legs",
-        title="Legs over time",
+        title="Legs over time" if run.legs else "Hosts over time",
         caption="Which plan trained when, from the moment the training was asked for. What one took"
-        " to be built and to take over is part of it.",
+        " to be built and to take over is part of it."
+        + ("" if one else " A gap is a host that stood by, or was not there."),
         x=Axis(title="", kind="category"),
-        y=Axis(title="seconds", minimum=0.0),
-        series=tuple(series),
+        y=Axis(title="time since it began", minimum=0.0, format="clock"),
+        series=series,
         horizontal=True,
+        order=("training",) if one else tuple(hosts),
     )
 
 
-def _table(legs: tuple[Leg, ...]) -> Table:
+def _now(run: RunData, text: str, known: list[str]) -> list[tuple[str, str]]:
+    """Plan and host of the leg under way, as far as its words tell."""
+    assert run.track is not None
+    name = text.partition(" with ")[2] or text
+    plan = next((each for each in known if name == each or name.startswith(f"{each}:")), name)
+    there = [host.name for host in run.track.hosts if host.state == "there"]
+    words = re.split(r"[\s,]+", name.partition(":")[0])
+    return [(plan, host) for host in [h for h in there if h in words] or there]
+
+
+def _since(run: RunData, began: float) -> tuple[float, float]:
+    """From when to when the leg under way has trained."""
+    assert run.track is not None
+    ends = [leg.began_at + leg.setup_seconds + leg.seconds for leg in run.legs]
+    begins = max([began, *ends])
+    return begins, max(begins, run.track.seconds)
+
+
+def _table(legs: tuple[Leg, ...], *, folded: bool) -> Table:
     return Table(
         key="legs",
-        title="Every leg",
+        title="What was tried, and why it was kept",
         columns=("plan", "updates", "role", "seconds per update", "taking over", "hosts", "why"),
         rows=tuple(
             (
@@ -158,6 +191,7 @@ def _table(legs: tuple[Leg, ...]) -> Table:
             for leg in legs
         ),
         formats=("", "d", "", ",.4f", ",.2f", "", ""),
+        folded=folded,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError, RunDirectoryError, shown
+from paceline.report.track import Track
 from paceline.run import RunDirectory
 from paceline.schema import Plan, Race, read_json
 from paceline.schema.events import RankSession, newest_sessions
@@ -29,17 +30,24 @@ class RunData:
     plan: Plan | None = None
     race: Race | None = None
     races: Mapping[str, Race] = field(default_factory=dict)
-    legs: tuple[Leg, ...] = ()
     """Where several hosts raced: each one's own, by host."""
+    legs: tuple[Leg, ...] = ()
     metrics: tuple[Mapping[str, Any], ...] = ()
     summary: Mapping[str, Any] = field(default_factory=dict)
     sessions: tuple[RankSession, ...] = ()
     ledger: Ledger | None = None
     """Made of the events by the observing stage; None where there are none."""
+    track: Track | None = None
+    """How far it has come by the clock; None where its ranks wrote nothing."""
     problems: tuple[str, ...] = ()
     """One sentence for each file that could not be read."""
     when: str = ""
     """When it began, as far as its files know."""
+
+    @property
+    def under_way(self) -> bool:
+        """It trains: what is not there yet may come."""
+        return self.track is not None and self.track.under_way
 
     def asked(self, key: str) -> Any:
         """A setting by its dotted key; None where it was left out."""

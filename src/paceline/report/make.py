@@ -22,10 +22,10 @@ from paceline.report.one import (
     race_section,
 )
 from paceline.report.page import Report
-from paceline.report.plotly import VERSION
 from paceline.report.predicted import measured, predicted_section
 from paceline.report.several import several_sections
 from paceline.report.timeline import timeline_section
+from paceline.report.track import hosts_section, progress_section, tiles_of
 from paceline.text import duration, rate
 
 
@@ -35,30 +35,38 @@ def make_report(runs: Sequence[RunData]) -> Report:
 
 
 def _one(run: RunData) -> Report:
+    track = run.track
     sections = (
-        asked_section(run),
+        progress_section(track) if track else None,
         legs_section(run),
-        race_section(run),
-        plan_section(run),
+        hosts_section(track) if track else None,
         curves_section(run),
         *_observed(run),
-        predicted_section(run, measured(run)),
         notes_section(run),
+        predicted_section(run, measured(run)) if run.sessions or not run.under_way else None,
+        race_section(run),
+        plan_section(run),
+        asked_section(run),
     )
     where = f"{run.hosts} hosts by {run.exchange}" if run.hosts > 1 else "one host"
-    subtitle = f"{run.model} on {run.data}, batch {run.batch}, {where}, {run.strategy}"
+    what = (f"{run.model} on {run.data}, batch {run.batch}", where, run.strategy)
+    subtitle = ", ".join(each for each in what if each)
     return Report(
         title=run.name,
         subtitle=f"{subtitle}; begun {run.when}" if run.when else subtitle,
         tiles=tuple(_tiles(run)),
         sections=tuple(section for section in sections if section is not None),
         problems=_problems([run]),
-        footer=_footer([run]),
+        footer="" if run.under_way else _footer([run]),
+        state=track.state if track else "",
+        updates=(track.update, track.updates) if track and run.under_way else None,
     )
 
 
 def _observed(run: RunData) -> tuple[Section | None, ...]:
     """What the events of the ranks tell; one sentence instead where there are none."""
+    if not run.sessions and run.under_way:
+        return (ledger_section(run),)
     if not run.sessions:
         return (Section(key="ledger", title="Where the time went", text=(NO_EVENTS,)),)
     return (
@@ -71,6 +79,9 @@ def _observed(run: RunData) -> tuple[Section | None, ...]:
 
 
 def _tiles(run: RunData) -> list[tuple[str, str]]:
+    if run.track and run.under_way:
+        predicted = run.plan.predicted.get("images_per_second") if run.plan else None
+        return tiles_of(run.track, predicted, run.batch)
     tiles = []
     if run.speed is not None:
         tiles.append((rate(run.speed), "images/s, median over the epochs"))
@@ -110,4 +121,4 @@ def _problems(runs: Sequence[RunData]) -> tuple[str, ...]:
 
 def _footer(runs: Sequence[RunData]) -> str:
     places = ", ".join(str(run.path) for run in runs)
-    return f"Made by paceline report from {places}. Figures: plotly.js {VERSION} (MIT), inside."
+    return f"paceline report: {places}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from paceline.report.figure import Axis, Figure, Section, Series, Table
 from paceline.report.load import RunData
+from paceline.report.track import TIME
 from paceline.schema.events import InterfaceTraffic, RankSession, Sample
 from paceline.text import rank_name as name_of
 
@@ -119,7 +120,7 @@ def _over_time(
         key=key,
         title=title,
         caption=caption,
-        x=Axis(title="seconds since the first rank began", minimum=0.0),
+        x=TIME,
         y=Axis(title=unit, minimum=0.0, format="percent" if percent else "plain"),
         series=tuple(series),
     )
@@ -289,12 +290,21 @@ def _network_table(hosts: Mapping[str, RankSession]) -> Table:
 
 def notes_section(run: RunData) -> Section | None:
     """What the ranks thought worth a sentence; nothing when there was nothing."""
+    told = run.track.notes if run.track is not None else ()
+    if run.sessions:  # they have all of it, but what was before the newest start
+        told = tuple(note for note in told if note[2] == "restart")
     rows = sorted(
-        (session.common(note.time) - _origin(run.sessions), session.rank, note.what, note.text)
-        for session in run.sessions
-        for note in session.notes
-        if note.what != "leg"  # these have a section of their own
-    )
+        (
+            *told,
+            *(
+                (session.common(note.time) - _origin(run.sessions), session.rank, note.what,
+                 note.text)
+                for session in run.sessions
+                for note in session.notes
+                if note.what != "leg"  # these have a section of their own
+            ),
+        )
+    )  # fmt: skip
     if not rows:
         return None
     return Section(

@@ -25,12 +25,16 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield f"{prefix}{key}", value
 
 
-def asked_section(run: RunData) -> Section:
+def asked_section(run: RunData) -> Section | None:
     """What differs from the defaults, and everything for those who want it."""
     settings = dict(flat(run.config))
     if not settings:
-        return Section(
-            key="asked", title="What was asked", text=("The run has no readable config.toml.",)
+        return (
+            None
+            if run.under_way
+            else Section(
+                key="asked", title="What was asked", text=("The run has no readable config.toml.",)
+            )
         )
     defaults = dict(flat(encode(Config())))
     versions = {k: v for k, v in settings.items() if k.startswith("versions.")}
@@ -83,138 +87,108 @@ def _plain(value: Any) -> Cell:
 
 def race_section(run: RunData) -> Section | None:
     """Bars of the speedup over sequential, the fastest first; None after a training in legs."""
-    race = run.race
-    if race is None and not run.races and run.legs:
+    race, title = run.race, "What was measured: the race"
+    if race is not None and race.candidates:
+        return _raced({"": race}, title, _said(race))
+    if run.races:
+        return _raced(run.races, title, _said_by(run.races))
+    if race is None and (run.legs or run.under_way):
         return None
-    if run.races and (race is None or not race.candidates):
-        return _races_section(run.races)
-    if race is None or not race.candidates:
-        strategy = run.asked("local.strategy")
-        why = (
-            f"No race was run: local.strategy = {strategy!r} was asked for."
-            if strategy not in (None, "auto")
-            else "The run has no race.json: no race was run, or its plan was given."
-        )
-        return Section(key="race", title="What was measured: the race", text=(why,))
-    ordered = sorted(race.candidates, key=lambda c: -(c.images_per_second or 0.0))
-    ran = [entry for entry in ordered if entry.speedup]
-    text = [f"{race.decision}." if not race.decision.endswith(".") else race.decision]
-    text.append(
+    strategy = run.asked("local.strategy")
+    why = (
+        f"No race was run: local.strategy = {strategy!r} was asked for."
+        if strategy not in (None, "auto")
+        else "The run has no race.json: no race was run, or its plan was given."
+    )
+    return Section(key="race", title=title, text=(why,))
+
+
+def _said(race: Race) -> tuple[str, ...]:
+    return (
+        race.decision.removesuffix(".") + ".",
         f"{len(race.candidates)} candidates on {race.cores} cores in {race.seconds:.0f} s"
         f"{f', {race.made}' if race.made else ''}; other programs used"
-        f" {race.busy:.0%} of the cores just before it."
-    )
-    text.extend(race.warnings)
-    blocks: list[Figure | Table] = []
-    if ran:
-        blocks.append(_race_figure(ran, race.cores))
-    blocks.append(_race_table(ordered))
-    return Section(
-        key="race", title="What was measured: the race", text=tuple(text), blocks=tuple(blocks)
+        f" {race.busy:.0%} of the cores just before it.",
+        *race.warnings,
     )
 
 
-def _races_section(races: Mapping[str, Race]) -> Section:
-    """Every host raced for itself: the same candidates, a series for each host."""
-    names = list(
-        dict.fromkeys(c.name for race in races.values() for c in race.candidates if c.speedup)
-    )
-    best = {
-        name: max(c.speedup or 0.0 for race in races.values() for c in race.candidates
-                  if c.name == name)
-        for name in names
-    }  # fmt: skip
-    text = [
-        "Every host raced for its own fastest way: "
-        + "; ".join(f"{host}: {race.decision}" for host, race in races.items())
-        + "."
-    ]
+def _said_by(races: Mapping[str, Race]) -> tuple[str, ...]:
+    decided = "; ".join(f"{host}: {race.decision}" for host, race in races.items())
     busy = [host for host, race in races.items() if race.busy > 0.2]
-    if busy:
-        text.append(
-            f"Other programs used {max(races[host].busy for host in busy):.0%} of the cores just"
-            f" before the race of {', '.join(busy)}: these times are doubtful."
-        )
-    series = []
-    for place, (host, race) in enumerate(races.items()):
-        ran = [c for c in race.candidates if c.speedup]
-        series.append(
-            Series(
-                name=host,
-                shape="bar",
-                look=place,
-                x=tuple(c.name for c in ran),
-                y=tuple(c.speedup for c in ran),
-                low=tuple(_scaled(c, c.low) for c in ran),
-                high=tuple(_scaled(c, c.high) for c in ran),
-                labels=tuple(
-                    f"{rate(c.images_per_second or 0)} images/s{', chosen' if c.chosen else ''}"
-                    for c in ran
-                ),
-            )
-        )
+    doubt = (
+        f"Other programs used {max(races[host].busy for host in busy):.0%} of the cores just"
+        f" before the race of {', '.join(busy)}: these times are doubtful."
+        if busy
+        else ""
+    )
+    text = (f"Every host raced for its own fastest way: {decided}.", doubt)
+    return tuple(filter(None, text))
+
+
+def _raced(races: Mapping[str, Race], title: str, text: tuple[str, ...]) -> Section:
+    """One race by what came of each candidate; those of several hosts, a series for each."""
+    one = len(races) == 1 and "" in races
+    all_of = [(host, c) for host, race in races.items() for c in race.candidates]
+    ordered = sorted(all_of, key=lambda pair: -(pair[1].images_per_second or 0.0))
+    ran = [(host, c) for host, c in ordered if c.speedup]
+    kinds = ("chosen", "exact", "changes results") if one else tuple(races)
+    looks = (1, 0, 2) if one else range(len(kinds))
+    groups = {kind: [c for host, c in ran if kind == (_kind(c) if one else host)] for kind in kinds}
+    best = sorted(ran, key=lambda pair: -(pair[1].speedup or 0.0))
+    where = f"the same race on {races[''].cores} cores" if one else "the same host's race"
     figure = Figure(
         key="race",
-        title="Speedup over sequential on every host",
+        title="Speedup over sequential" + ("" if one else " on every host"),
         caption="Median of the timed steps of each trial, divided by that of one process with one"
-        " thread at fp32 in the same host's race; whiskers are the quartiles.",
+        f" thread at fp32 in {where}; whiskers are the quartiles.",
         x=Axis(title="candidate", kind="category"),
         y=Axis(title="speedup over sequential", minimum=0.0),
-        series=tuple(series),
+        series=tuple(
+            _bars(kind, look, groups[kind], one)
+            for kind, look in zip(kinds, looks, strict=True)
+            if groups[kind]
+        ),
         horizontal=True,
-        order=tuple(sorted(names, key=lambda name: -best[name])),
+        order=tuple(dict.fromkeys(c.name for _, c in best)),
     )
+    by_host = ordered if one else sorted(ordered, key=lambda pair: list(races).index(pair[0]))
+    rows = (
+        (host, c.name, c.images_per_second, c.speedup, c.memory_mb or c.estimated_mb,
+         "yes" if c.exact else "no", c.reason)
+        for host, c in by_host
+    )  # fmt: skip
+    hidden = int(one)  # the column of hosts
     table = Table(
         key="race",
-        title="Candidates of every host",
-        columns=("host", "candidate", "images/s", "speedup", "MB", "exact", "why"),
-        rows=tuple(
-            (host, c.name, c.images_per_second, c.speedup, c.memory_mb or c.estimated_mb,
-             "yes" if c.exact else "no", c.reason)
-            for host, race in races.items()
-            for c in sorted(race.candidates, key=lambda c: -(c.images_per_second or 0.0))
+        title="Candidates" if one else "Candidates of every host",
+        columns=("host", "candidate", "images/s", "speedup", "MB", "exact", "why")[hidden:],
+        rows=tuple(row[hidden:] for row in rows),
+        formats=("", "", ",.1f", ".2f", ",.0f", "", "")[hidden:],
+        strong=next((i for i, (_, c) in enumerate(ordered) if one and c.chosen), None),
+        folded=not one,
+    )
+    return Section(key="race", title=title, text=text, blocks=(figure, table) if ran else (table,))
+
+
+def _kind(entry: Candidate) -> str:
+    return "chosen" if entry.chosen else "exact" if entry.exact else "changes results"
+
+
+def _bars(name: str, look: int, group: list[Candidate], one: bool) -> Series:
+    return Series(
+        name=name,
+        shape="bar",
+        look=look,
+        x=tuple(c.name for c in group),
+        y=tuple(c.speedup for c in group),
+        low=tuple(_scaled(c, c.low) for c in group),
+        high=tuple(_scaled(c, c.high) for c in group),
+        labels=tuple(
+            f"{rate(c.images_per_second or 0)} images/s"
+            + (", chosen" if c.chosen and not one else "")
+            for c in group
         ),
-        formats=("", "", ",.1f", ".2f", ",.0f", "", ""),
-        folded=True,
-    )  # fmt: skip
-    return Section(
-        key="race",
-        title="What was measured: the race",
-        text=tuple(text),
-        blocks=(figure, table) if names else (table,),
-    )
-
-
-def _race_figure(ran: list[Candidate], cores: int) -> Figure:
-    groups = (
-        ("chosen", 1, [c for c in ran if c.chosen]),
-        ("exact", 0, [c for c in ran if c.exact and not c.chosen]),
-        ("changes results", 2, [c for c in ran if not c.exact and not c.chosen]),
-    )
-    series = tuple(
-        Series(
-            name=name,
-            shape="bar",
-            look=place,
-            x=tuple(c.name for c in group),
-            y=tuple(c.speedup for c in group),
-            low=tuple(_scaled(c, c.low) for c in group),
-            high=tuple(_scaled(c, c.high) for c in group),
-            labels=tuple(f"{rate(c.images_per_second or 0)} images/s" for c in group),
-        )
-        for name, place, group in groups
-        if group
-    )
-    return Figure(
-        key="race",
-        title="Speedup over sequential",
-        caption="Median of the timed steps of each trial, divided by that of one process with one"
-        f" thread at fp32 in the same race on {cores} cores; whiskers are the quartiles.",
-        x=Axis(title="candidate", kind="category"),
-        y=Axis(title="speedup over sequential", minimum=0.0),
-        series=series,
-        horizontal=True,
-        order=tuple(c.name for c in ran),
     )
 
 
@@ -224,28 +198,6 @@ def _scaled(entry: Candidate, speed: float | None) -> float | None:
     return entry.speedup * speed / entry.images_per_second
 
 
-def _race_table(ordered: list[Candidate]) -> Table:
-    rows = tuple(
-        (
-            c.name,
-            c.images_per_second,
-            c.speedup,
-            c.memory_mb or c.estimated_mb,
-            "yes" if c.exact else "no",
-            c.reason,
-        )
-        for c in ordered
-    )
-    return Table(
-        key="race",
-        title="Candidates",
-        columns=("candidate", "images/s", "speedup", "MB", "exact", "why"),
-        rows=rows,
-        formats=("", ",.1f", ".2f", ",.0f", "", ""),
-        strong=next((i for i, c in enumerate(ordered) if c.chosen), None),
-    )
-
-
 def _work(node: NodePlan, shares: float) -> tuple[Cell, Cell]:
     """What a node does, and which part of every batch."""
     if node.role == "server":
@@ -253,11 +205,15 @@ def _work(node: NodePlan, shares: float) -> tuple[Cell, Cell]:
     return describe(node), node.share / shares
 
 
-def plan_section(run: RunData) -> Section:
+def plan_section(run: RunData) -> Section | None:
     """Who does what, why, and what was rejected."""
     plan = run.plan
     if plan is None:
-        return Section(key="plan", title="The plan", text=("The run has no readable plan.json.",))
+        return (
+            None
+            if run.under_way
+            else Section(key="plan", title="The plan", text=("The run has no readable plan.json.",))
+        )
     shares = sum(node.share for node in plan.nodes) or 1.0
     nodes = Table(
         key="nodes",
@@ -291,13 +247,17 @@ def plan_section(run: RunData) -> Section:
     return Section(key="plan", title="The plan", text=tuple(text), blocks=tuple(blocks))
 
 
-def curves_section(run: RunData) -> Section:
+def curves_section(run: RunData) -> Section | None:
     """Loss, accuracy (with classes) and speed, epoch by epoch."""
     if not run.metrics:
-        return Section(
-            key="training",
-            title="How training went",
-            text=("No epoch has ended: metrics.jsonl is empty or missing.",),
+        return (
+            None
+            if run.under_way
+            else Section(
+                key="training",
+                title="How training went",
+                text=("No epoch has ended: metrics.jsonl is empty or missing.",),
+            )
         )
     figures = [
         _curve(run, "loss", "Loss", "loss", ("train_loss", "test_loss")),
@@ -344,6 +304,7 @@ def curves_section(run: RunData) -> Section:
         columns=tuple(title for title, _, _ in columns),
         rows=tuple(rows),
         formats=tuple(spec for _, _, spec in columns),
+        folded=len(run.metrics) > MANY_EPOCHS,
     )
     return Section(
         key="training",
@@ -359,6 +320,8 @@ def _own_metrics(run: RunData) -> list[str]:
     return sorted(names - {"loss", "accuracy", "top5"})
 
 
+MANY_EPOCHS = 20
+"""From which on their table is shown when asked for."""
 _NAMES = {
     "test_top5": "test, among the first five",
     "images_per_second": "images/s",

@@ -1,28 +1,36 @@
-"""The report as one HTML file that needs nothing else: no network, no other file.
+"""The page of a run: while it trains, fed by the watcher, and the same page frozen in one file.
 
-Everything that came from a file of a run is escaped. A content security policy allows the two
-scripts of the page by their hashes, and no connection at all, whatever a run's files say.
+The frozen file needs nothing else: no network, no other file. A content security policy allows
+the page's one script by its hash, whatever a run's files say; what comes from them is data inside
+the page, from which the script makes texts, never markup.
 """
 
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
-import itertools
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
+from typing import Any
 
-from paceline.report import plotly
-from paceline.report.drawing import figure_svg
 from paceline.report.figure import Figure, Section, Table
+from paceline.report.palette import LOOKS
+
+FROZEN = "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src "
+LIVE = (
+    "default-src 'none'; connect-src 'self'; base-uri 'none'; form-action 'none';"
+    " frame-ancestors 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src "
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What the page shows."""
+    """What the page shows of a run, or of several compared."""
 
     title: str
     subtitle: str
@@ -31,6 +39,12 @@ class Report:
     sections: tuple[Section, ...]
     problems: tuple[str, ...] = ()
     footer: str = ""
+    state: str = ""
+    """One word: training, finished, lost ..."""
+    updates: tuple[int, int] | None = None
+    """Done, and all of them, while a training goes on."""
+    controls: Mapping[str, Any] | None = None
+    """What a training under way takes from the page, and how it is set now."""
 
     @property
     def figures(self) -> tuple[Figure, ...]:
@@ -41,124 +55,68 @@ class Report:
         return tuple(table for section in self.sections for table in section.tables)
 
 
-def asset(name: str) -> str:
-    """A file that comes with the package."""
-    return (resources.files("paceline.report") / "assets" / name).read_text(encoding="utf-8")
+def parts(report: Report) -> dict[str, str]:
+    """The head and every section as JSON; a watcher sends a part again only when it changes."""
+    head = {
+        "title": report.title,
+        "subtitle": report.subtitle,
+        "tiles": report.tiles,
+        "problems": report.problems,
+        "footer": report.footer,
+        "state": report.state,
+        "updates": report.updates,
+        "controls": report.controls,
+        "sections": [section.key for section in report.sections],
+    }
+    return {"head": _json(head), **{each.key: _json(_section(each)) for each in report.sections}}
 
 
-def render(report: Report) -> str:
-    """The whole page."""
-    scripts = [asset("plotly-basic.min.js"), asset("page.js")]
-    policy = (
-        "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src "
-        + " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
-    )
-    figures = {figure.key: plotly.spec(figure) for figure in report.figures}
-    links = "".join(
-        f'<a href="#{escape(section.key)}">{escape(section.title)}</a>'
-        for section in report.sections
-    )
-    tiles = "".join(
-        f'<div class="tile"><b>{escape(value)}</b><span>{escape(what)}</span></div>'
-        for value, what in report.tiles
-    )
-    problems = "".join(f"<p>{escape(problem)}</p>" for problem in report.problems)
-    return "".join(
-        (
-            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
-            f"<title>{escape(report.title)}</title>\n<style>\n{asset('page.css')}</style>\n",
-            f"</head>\n<body>\n<header>\n<h1>{escape(report.title)}</h1>\n",
-            f'<p class="subtitle">{escape(report.subtitle)}</p>\n',
-            f'<div class="tiles">{tiles}</div>\n' if tiles else "",
-            f'<div class="problems">{problems}</div>\n' if problems else "",
-            f"</header>\n<nav><div>{links}</div></nav>\n<main>\n",
-            *(_section(section) for section in report.sections),
-            f"</main>\n<footer><p>{escape(report.footer)}</p></footer>\n",
-            f'<script type="application/json" id="figures">{_embedded(figures)}</script>\n',
-            *(f"<script>{script}</script>\n" for script in scripts),
-            "</body>\n</html>\n",
-        )
-    )
+def _json(value: Any) -> str:
+    """JSON has no infinity, which sums of damaged numbers may come to: nothing in its place."""
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
 
 
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def _embedded(value: object) -> str:
-    """JSON that no `</script>` inside it can end."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+def _section(section: Section) -> dict[str, Any]:
+    blocks = [
+        {"figure": _figure(block)} if isinstance(block, Figure) else {"table": _table(block)}
+        for block in section.blocks
+    ]
+    return {"title": section.title, "text": section.text, "blocks": blocks}
 
 
-def _section(section: Section) -> str:
-    parts = [f'<section id="{escape(section.key)}">\n<h2>{escape(section.title)}</h2>\n']
-    parts += [f"<p>{escape(words)}</p>\n" for words in section.text]
-    for is_figure, blocks in itertools.groupby(
-        section.blocks, lambda block: isinstance(block, Figure)
-    ):
-        group = list(blocks)
-        parts.append(_figures(group) if is_figure else _tables(group))
-    parts.append("</section>\n")
-    return "".join(parts)
+def _figure(figure: Figure) -> dict[str, Any]:
+    """Without what is empty, which most of it is."""
+    plain: dict[str, Any] = {key: value for key, value in vars(figure).items() if value}
+    for axis in ("x", "y"):
+        found = vars(plain[axis]).items()
+        plain[axis] = {k: v for k, v in found if v is not None and v != ()}
+    plain["series"] = [
+        {k: v for k, v in vars(each).items() if v != () or k in "xy"} for each in figure.series
+    ]
+    return plain
 
 
-def _figures(figures: Iterable[Figure | Table]) -> str:
-    parts = ['<div class="figures">\n']
-    for figure in figures:
-        assert isinstance(figure, Figure)
-        kind = ' class="wide"' if figure.horizontal else ""
-        parts.append(
-            f'<figure id="figure-{escape(figure.key)}"{kind}>\n<h3>{escape(figure.title)}</h3>\n'
-            f'<div class="plot" id="plot-{escape(figure.key)}"></div>\n'
-            f'<div class="static">{figure_svg(figure, bare=True)}</div>\n'
-            f"<figcaption>{escape(figure.caption)}</figcaption>\n</figure>\n"
-        )
-    return "".join((*parts, "</div>\n"))
-
-
-def _tables(tables: Iterable[Figure | Table]) -> str:
-    parts = []
-    for table in tables:
-        assert isinstance(table, Table)
-        if not table.rows:
-            continue
-        made = _table(table)
-        parts.append(
-            f"<details><summary>{escape(table.title)}</summary>{made}</details>\n"
-            if table.folded
-            else made
-        )
-    return "".join(parts)
-
-
-def _table(table: Table) -> str:
-    numeric = [_is_numeric(table, column) for column in range(len(table.columns))]
-    head = "".join(
-        f'<th scope="col"{_class(n)}>{escape(title)}</th>'
-        for title, n in zip(table.columns, numeric, strict=True)
-    )
-    rows = []
-    for index in range(len(table.rows)):
-        cells = "".join(
-            f"<td{_class(n, len(cell) > 40)}>{escape(cell)}</td>"
-            for cell, n in zip(table.shown(index), numeric, strict=True)
-        )
-        strong = ' class="strong"' if index == table.strong else ""
-        rows.append(f"<tr{strong}>{cells}</tr>\n")
-    caption = "" if table.folded else f"<caption>{escape(table.title)}</caption>"
-    return (
-        f'<div class="table"><table id="table-{escape(table.key)}">{caption}'
-        f"<thead><tr>{head}</tr></thead><tbody>\n{''.join(rows)}</tbody></table></div>\n"
-    )
-
-
-def _class(numeric: bool, long: bool = False) -> str:
-    if numeric:
-        return ' class="n"'
-    return ' class="long"' if long else ""
+def _table(table: Table) -> dict[str, Any]:
+    return {
+        "key": table.key,
+        "title": table.title,
+        "columns": table.columns,
+        "numeric": [_is_numeric(table, column) for column in range(len(table.columns))],
+        "rows": [table.shown(row) for row in range(len(table.rows))],
+        "strong": table.strong,
+        "folded": table.folded,
+    }
 
 
 def _is_numeric(table: Table, column: int) -> bool:
@@ -167,3 +125,55 @@ def _is_numeric(table: Table, column: int) -> bool:
     return bool(cells) and all(
         isinstance(cell, int | float) and not isinstance(cell, bool) for cell in cells
     )
+
+
+def frozen(report: Report) -> str:
+    """The page with everything inside that it shows."""
+    data = (f"{json.dumps(f'0/{name}')}:{part}" for name, part in parts(report).items())
+    text = "{" + ",".join(data) + "}"
+    # No `</script>` inside the data can end it.
+    text = text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    rule = f'<meta http-equiv="Content-Security-Policy" content="{FROZEN}{_digest()}">'
+    inside = f'<script type="application/json" id="data">{text}</script>'
+    return _page(report.title, rule, inside)
+
+
+def live() -> tuple[str, str]:
+    """The page that a watcher feeds, and its content security policy."""
+    no_icon = '<link rel="icon" href="data:,">'  # which a browser would ask for
+    return _page("Paceline: watch", no_icon, ""), LIVE + _digest()
+
+
+def _page(title: str, rule: str, data: str) -> str:
+    text = asset("page.html").replace("/* STYLES */", asset("page.css") + _colours())
+    text = text.replace("/* SCRIPT */", _script()).replace("<!-- POLICY -->", rule)
+    # Last, so that nothing in them is taken for one of the places above.
+    before, _, after = text.partition("<!-- DATA -->")
+    return before.replace("<!-- TITLE -->", escape(title)) + data + after
+
+
+def asset(name: str) -> str:
+    """A file that comes with the package."""
+    return (resources.files("paceline.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _script() -> str:
+    looks = [(" ".join(map(str, look.dash)), look.marker, look.hatch) for look in LOOKS]
+    return f"const LOOKS = {json.dumps(looks)};\n{asset('charts.js')}{asset('page.js')}"
+
+
+def _digest() -> str:
+    found = hashlib.sha256(_script().encode()).digest()
+    return f"'sha256-{base64.b64encode(found).decode()}'"
+
+
+def _colours() -> str:
+    """Of every series: light, dark, and on paper always light."""
+    light, dark = (
+        ":root { "
+        + " ".join(f"--c{place}: {getattr(look, kind)};" for place, look in enumerate(LOOKS))
+        + " }"
+        for kind in ("light", "dark")
+    )
+    return f"{light}\n@media screen and (prefers-color-scheme: dark) {{ {dark} }}\n"

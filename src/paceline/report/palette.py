@@ -21,9 +21,9 @@ class Look:
     dash: tuple[int, ...]
     """Lengths of strokes and gaps in pixels; empty for a whole line."""
     marker: str
-    """A name that Plotly knows and `canvas` draws."""
+    """A name that `charts.js` and `strokes` draw."""
     hatch: str
-    """One of Plotly's pattern shapes; empty for plain."""
+    """Strokes over a block, as letters look like them; empty for plain."""
 
 
 LOOKS = (

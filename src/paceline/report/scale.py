@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 from paceline.report.figure import Axis
+from paceline.text import clock
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -44,6 +45,8 @@ def number(value: float, axis: Axis | None = None) -> str:
     """
     if axis is not None and axis.format == "percent":
         return f"{round(value * 100, 1):g}%"
+    if axis is not None and axis.format == "clock":
+        return clock(value)
     if value and abs(value) < 0.001:
         return f"{value:.0e}"
     if abs(value) >= 1e7:

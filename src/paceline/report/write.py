@@ -11,14 +11,14 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.report.drawing import figure_png, figure_svg
 from paceline.report.figure import Table
-from paceline.report.page import Report, render
+from paceline.report.page import Report, frozen
 from paceline.schema import encode
 from paceline.text import spreadsheet_cell
 
 
 def write_page(report: Report, path: Path) -> Path:
     """The HTML file."""
-    _write(path, render(report).encode())
+    _write(path, frozen(report).encode())
     return path
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.report.load import is_run
+from paceline.report.load import RunData, is_run
 from paceline.run import RunDirectory
 from paceline.schema import Plan, read_json
 from paceline.schema.checkpoint import checkpoints_in, update_of
@@ -107,6 +107,7 @@ class Follower:
         """Hosts whose rank another host has now: from when to when they trained."""
         self._broken_since: float | None = None
         """When what was started again, because it was broken off, had begun."""
+        self._final: tuple[object, RunData] | None = None
         self._metrics = Tail(self.run.metrics)
         self._seen: dict[Path, tuple[int, int]] = {}
 
@@ -140,6 +141,19 @@ class Follower:
             self._advance(progress, seen)
         books = {rank: seen.book for rank, seen in self.current.items() if seen.book is not None}
         self.ledger = book(books, alive={r for r in books if self.state_of(r) == "there"})
+
+    def catch_up(self) -> None:
+        """Read all that is there: a long past takes several looks."""
+        self.look()
+        while any(seen.tail.is_behind for seen in self.ranks.values()):
+            self.look()
+
+    def remembered(self, make: Callable[[Path], RunData]) -> RunData:
+        """What is made of a run that is over: once, and again only after it went on."""
+        mark = (self.newest, self._seen.get(self.run.summary))
+        if self._final is None or self._final[0] != mark:
+            self._final = (mark, make(self.run.path))
+        return self._final[1]
 
     def _changed(self, path: Path, read: Callable[[], None]) -> None:
         try:
@@ -291,7 +305,7 @@ class Follower:
         seen = self.ranks[rank]
         if seen.end is not None:
             return "ended"
-        is_over = self.state in ("finished", "stopped", "lost")
+        is_over = self.is_over
         # The others of a training that fails are ended within seconds of the first.
         if self.newest - seen.heard > (LAST_SECONDS if is_over else SILENT_SECONDS):
             return "gone"
@@ -306,6 +320,10 @@ class Follower:
         if is_locked(self.run.path / ".lock") or self.looked - self.newest < 2 * SILENT_SECONDS:
             return "training" if self.progress else "starting"
         return "lost" if self.ranks else "starting"
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in ("finished", "stopped", "lost")
 
     @property
     def checkpoint(self) -> int | None:

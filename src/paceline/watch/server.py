@@ -8,7 +8,6 @@ import json
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from paceline.errors import ConfigError, PacelineError
-from paceline.report.page import asset
-from paceline.report.palette import LOOKS
+from paceline.report.page import live
 from paceline.schema.plain import parse_json
 from paceline.schema.requests import ask
 from paceline.serve.door import Listener, loop_factory
@@ -28,10 +26,6 @@ from paceline.serve.refusals import RefusalError
 from paceline.watch.follow import Follower
 from paceline.watch.state import state_of
 
-POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self';"
-    " img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 LOOK_SECONDS = 1.0
 MOST_BODY = 4096
 """Bytes of a request: a few settings."""
@@ -60,8 +54,8 @@ class Watch:
         found = {}
         for key, run in enumerate(self.runs):
             run.look()
-            for part, data in state_of(run, key).items():
-                found[f"{key}/{part}"] = json.dumps(data, separators=(",", ":"))
+            for part, data in state_of(run).items():
+                found[f"{key}/{part}"] = data
         return found
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -69,34 +63,23 @@ class Watch:
         sent: dict[str, str] = {}
         while not self.closing.is_set():
             parts = await self.parts()
-            text = "".join(
-                f'event: part\ndata: {{"part":{json.dumps(name)},"data":{data}}}\n\n'
+            new = ",".join(
+                f"{json.dumps(name)}:{data}"
                 for name, data in parts.items()
                 if sent.get(name) != data
             )
             sent = parts
-            yield (text or ": nothing new\n\n").encode()
+            yield (f"data: {{{new}}}\n\n" if new else ": nothing new\n\n").encode()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.closing.wait(), LOOK_SECONDS)
 
 
-def page() -> str:
-    """The page, with the report's colours and styles inside."""
-    folder = resources.files("paceline.watch") / "assets"
-    text = (folder / "page.html").read_text(encoding="utf-8")
-    light = " ".join(f"--c{place}: {look.light};" for place, look in enumerate(LOOKS))
-    dark = " ".join(f"--c{place}: {look.dark};" for place, look in enumerate(LOOKS))
-    colours = f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
-    text = text.replace("/* REPORT STYLES */", asset("page.css") + colours)
-    return text.replace("/* SCRIPT */", (folder / "watch.js").read_text(encoding="utf-8"))
-
-
 def application(watch: Watch, door: Listener) -> Any:
     """The routes, behind the door."""
-    text = page()
+    text, policy = live()
 
     async def show(request: Request) -> Response:
-        headers = {"content-security-policy": POLICY, "x-content-type-options": "nosniff"}
+        headers = {"content-security-policy": policy, "x-content-type-options": "nosniff"}
         return Response(text, media_type="text/html", headers=headers)
 
     async def events(request: Request) -> Response:

@@ -1,79 +1,101 @@
-"""What the page and the terminal show of a run: plain data, made from a follower."""
+"""What a follower knows, in the form that the page, the terminal and the report share."""
 
 from __future__ import annotations
 
-import math
+import contextlib
 import statistics
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from paceline.report.legs import TITLES as ROLES
-from paceline.schema.ledger import TITLES
-from paceline.watch.follow import Follower
+from paceline.errors import PacelineError
+from paceline.observe.ledger import make_ledger
+from paceline.report.load import RunData, load_run
+from paceline.report.make import make_report
+from paceline.report.page import parts
+from paceline.report.track import HostSeen, Track
+from paceline.schema.events import read_run
+from paceline.watch.follow import Follower, RankSeen
 
-CURVES = ("train_loss", "test_loss", "train_accuracy", "test_accuracy")
-
-
-def state_of(run: Follower, key: int) -> dict[str, Any]:
-    """Everything, by parts; parts that did not change need not be sent again."""
-    parts = {
-        "head": _head(run, key),
-        "progress": _progress(run),
-        "curves": _curves(run),
-        "legs": _legs(run),
-        "hosts": _hosts(run),
-        "ledger": _ledger(run),
-        "notes": [
-            {"at": round(at - run.began, 1), "rank": rank, "what": note.what, "text": note.text}
-            for at, rank, note in run.notes
-        ],
-    }
-    return {name: _finite(part) for name, part in parts.items()}
+MOST_EPOCHS = 300
+"""Of a training under way that are drawn."""
 
 
-def _finite(value: Any) -> Any:
-    """JSON has no infinity, which sums of damaged numbers may come to: nothing in its place."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
+def whole_run(path: Path) -> RunData:
+    """Everything that is known of a run: what its report is made of."""
+    run = load_run(path, events=False)
+    past = read_run(run.path)
+    if not past:
+        return run
+    follower = Follower(run.path)
+    follower.catch_up()
+    follower.ledger = make_ledger(past)
+    sessions = tuple(each[-1] for each in past.values())
+    return replace(run, sessions=sessions, ledger=follower.ledger, track=track_of(follower))
 
 
-def _head(run: Follower, key: int) -> dict[str, Any]:
-    work, train = run.config.get("workload", {}), run.config.get("train", {})
+def run_of(run: Follower) -> RunData:
+    """A run as it is now; once it is over, all that is known of it, as its report has it."""
+    if run.is_over:
+        with contextlib.suppress(PacelineError, OSError, ValueError):
+            return run.remembered(whole_run)
+    return RunData(
+        path=run.run.path,
+        name=run.run.path.name,
+        config=run.config,
+        plan=run.plan,
+        legs=tuple(run.legs),
+        metrics=_fewer(run.metrics),
+        summary=run.summary,
+        ledger=run.ledger,
+        track=track_of(run),
+    )
+
+
+def _fewer(metrics: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """Some epochs of a long training, its newest among them: all would be sent after each."""
+    every = -(-len(metrics) // MOST_EPOCHS) or 1
+    return tuple(metrics[(len(metrics) - 1) % every :: every])
+
+
+def state_of(run: Follower) -> dict[str, str]:
+    """What the page shows, by parts as JSON; those that did not change need not be sent again."""
+    report = make_report([run_of(run)])
+    return parts(replace(report, controls=_controls(run)) if run.takes else report)
+
+
+def _controls(run: Follower) -> dict[str, object]:
+    train = run.config.get("train", {})
     return {
-        "key": key,
-        "name": run.run.path.name,
-        "state": run.state,
-        "model": str(work.get("model", "")),
-        "data": str(work.get("data", "")),
-        "batch": run.batch,
-        "unit": str(work.get("unit", "images")),
+        "takes": run.takes,
         "epochs": train.get("epochs", 5),
-        "until": train.get("until", {}),
+        "accuracy": train.get("until", {}).get("accuracy"),
         "checkpoint": run.checkpoint,
-        "takes": list(run.takes),
     }
 
 
-def _progress(run: Follower) -> dict[str, Any]:
+def track_of(run: Follower) -> Track:
     last = run.progress[-1] if run.progress else None
-    speed, left = speed_now(run), None
-    if last is not None and speed:
-        left = max(0, last.updates - last.update) * run.batch / speed
-    predicted = run.plan.predicted.get("images_per_second") if run.plan else None
-    whole = last.updates * run.batch / predicted if last and predicted else None
-    return {
-        "update": last.update if last else 0,
-        "updates": last.updates if last else None,
-        "epoch": last.epoch if last else 0,
-        "loss": last.loss if last else None,
-        "speed": speed,
-        "left": left if run.state == "training" else None,
-        "predicted_speed": predicted,
-        "predicted_seconds": whole,
-        "seconds": max(0.0, (run.looked if run.state == "training" else run.newest) - run.began),
-    }
+    began, speed, training = run.began, speed_now(run), run.state in ("training", "starting")
+    epochs = run.config.get("train", {}).get("epochs", 5)
+    left = max(0, last.updates - last.update) * run.batch / speed if last and speed else None
+    return Track(
+        state=run.state,
+        seconds=max(0.0, (run.looked if run.state == "training" else run.newest) - began),
+        update=last.update if last else 0,
+        updates=last.updates if last else 0,
+        epoch=last.epoch if last else 0,
+        epochs=epochs if isinstance(epochs, int) else None,
+        loss=last.loss if last else None,
+        speed=speed,
+        left=left if run.state == "training" else None,
+        losses=[(at - began, value) for at, value in run.loss.points],
+        speeds=[(at - began, value) for at, value in run.speed.points],
+        hosts=tuple(_hosts(run)),
+        leg=(max(0.0, run.leg.time - began), run.leg.text) if run.leg and training else None,
+        notes=tuple((at - began, rank, note.what, note.text) for at, rank, note in run.notes),
+        unit=str(run.config.get("workload", {}).get("unit", "images")),
+    )
 
 
 def speed_now(run: Follower) -> float | None:
@@ -85,99 +107,38 @@ def speed_now(run: Follower) -> float | None:
     return (last.update - first.update) * run.batch / seconds if seconds > 0 else None
 
 
-def _curves(run: Follower) -> dict[str, Any]:
-    began = run.began
-
-    def points(series: list[tuple[float, float]]) -> list[list[float]]:
-        return [[round(at - began, 2), float(f"{value:.5g}")] for at, value in series]
-
-    epochs = {
-        key: [
-            [line["epoch"], float(f"{line[key]:.5g}")]
-            for line in run.metrics
-            if isinstance(line.get(key), int | float)
-        ]
-        for key in CURVES
-    }
-    return {"loss": points(run.loss.points), "speed": points(run.speed.points), **epochs}
-
-
-def _legs(run: Follower) -> dict[str, Any]:
-    made = [
-        {
-            "name": leg.name,
-            "role": ROLES[leg.role],
-            "from": round(leg.began_at, 2),
-            "seconds": round(leg.setup_seconds + leg.seconds, 2),
-            "updates": leg.updates,
-            "speed": leg.plan.batch_size / leg.update_seconds if leg.update_seconds else None,
-            "why": leg.began,
-            "ended": leg.ended,
-            "hosts": [node.host for node in leg.plan.nodes],
-        }
-        for leg in run.legs
-    ]
-    now = None
-    if run.leg is not None and run.state in ("training", "starting"):
-        now = {"text": run.leg.text, "from": round(max(0.0, run.leg.time - run.began), 2)}
-    return {"made": made, "now": now}
-
-
-def _silent_host(name: str, state: str, began: float, heard: float) -> dict[str, Any]:
-    return {
-        "name": name, "state": state, "ranks": 0, "cpu": 0.0, "busy": None, "memory": 0.0,
-        "sent": 0.0, "received": 0.0, "waiting": [], "made_wait": 0.0, "from": began, "to": heard,
-        "curve": [],
-    }  # fmt: skip
-
-
-def _hosts(run: Follower) -> list[dict[str, Any]]:
+def _hosts(run: Follower) -> list[HostSeen]:
     """One for each host, its ranks together."""
-    found: dict[str, dict[str, Any]] = {}
-    waits = {rank.rank: rank for rank in run.ledger.ranks}
+    found: dict[str, list[tuple[int, RankSeen]]] = {}
     for number, seen in run.current.items():
-        if seen.start is None:
-            continue
-        state, booked = run.state_of(number), waits.get(number)
-        there = state == "there"
-        times = (seen.start.began, seen.heard)
-        host = found.setdefault(seen.start.host, _silent_host(seen.start.host, "ended", *times))
-        host["ranks"] += 1
-        order = ("ended", "gone", "there")
-        host["state"] = max(host["state"], state, key=order.index)
-        host["from"], host["to"] = min(host["from"], seen.start.began), max(host["to"], seen.heard)
-        if seen.sample is not None and there:
-            host["cpu"] += seen.sample.cpu
-            host["busy"] = seen.sample.busy
-            host["memory"] += seen.sample.resident / 1e6
-            host["sent"], host["received"] = seen.sent, seen.received
-        if not host["curve"]:
-            host["curve"] = seen.cpu.points[-90:]
-        if booked is not None and booked.role == "worker":
-            host["waiting"].append(booked.shares["waiting"] + booked.shares["communication"])
-            host["made_wait"] = max(host["made_wait"], run.ledger.made_wait(number))
-    for name, times in run.left.items():
-        found[name] = _silent_host(name, "gone", *times)
-    for host in found.values():
-        host["waiting"] = statistics.fmean(host["waiting"]) if host["waiting"] else None
-        host["from"] = round(max(0.0, host["from"] - run.began), 2)
-        host["to"] = round(host["to"] - run.began, 2)
-        host["curve"] = [[round(at - run.began, 1), round(cpu, 3)] for at, cpu in host["curve"]]
-    return list(found.values())
+        if seen.start is not None:
+            found.setdefault(seen.start.host, []).append((number, seen))
+    hosts = [_host(run, name, ranks) for name, ranks in found.items()]
+    return hosts + [
+        HostSeen(name=name, state="gone", began=max(0.0, first - run.began), until=last - run.began)
+        for name, (first, last) in run.left.items()
+    ]
 
 
-def _ledger(run: Follower) -> dict[str, Any]:
-    return {
-        "ranks": [
-            {
-                "name": rank.name,
-                "wall": round(rank.wall, 2),
-                "parts": {
-                    TITLES[name]: round(share, 4) for name, share in rank.shares.items() if share
-                },
-            }
-            for rank in run.ledger.ranks
-        ],
-        "slow": run.ledger.sentences(),
-        "order": list(TITLES.values()),
-    }
+def _host(run: Follower, name: str, ranks: list[tuple[int, RankSeen]]) -> HostSeen:
+    booked = {rank.rank: rank for rank in run.ledger.ranks}
+    states = [run.state_of(number) for number, _ in ranks]
+    there = [s for (_, s), state in zip(ranks, states, strict=True) if state == "there"]
+    samples = [seen.sample for seen in there if seen.sample is not None]
+    workers = [booked[n] for n, _ in ranks if n in booked and booked[n].role == "worker"]
+    waits = [rank.shares["waiting"] + rank.shares["communication"] for rank in workers]
+    curve = next((seen.cpu.points[-90:] for _, seen in ranks if seen.cpu.points), [])
+    return HostSeen(
+        name=name,
+        state=max(states, key=("ended", "gone", "there").index),
+        began=max(0.0, min(seen.start.began for _, seen in ranks if seen.start) - run.began),
+        until=max(seen.heard for _, seen in ranks) - run.began,
+        cpu=sum(sample.cpu for sample in samples) if samples else None,
+        busy=samples[-1].busy if samples else None,
+        memory=sum(sample.resident for sample in samples) / 1e6 if samples else None,
+        sent=there[-1].sent if samples else None,
+        received=there[-1].received if samples else None,
+        waited=statistics.fmean(waits) if waits else None,
+        made_wait=max((run.ledger.made_wait(rank.rank) for rank in workers), default=None),
+        curve=[(at - run.began, cpu) for at, cpu in curve],
+    )

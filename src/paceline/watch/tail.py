@@ -15,9 +15,12 @@ class Tail:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._at, self._file = 0, -1
+        self.is_behind = False
+        """The last look left something for the next one."""
 
     def lines(self) -> list[str]:
         """New lines; all of them once more where the file was replaced or cut."""
+        self.is_behind = False
         try:
             with self.path.open("rb") as file:
                 about = os.fstat(file.fileno())
@@ -27,6 +30,7 @@ class Tail:
                     return []
                 file.seek(self._at)
                 data = file.read(MOST_BYTES)
+                self.is_behind = len(data) == MOST_BYTES
         except OSError:
             return []
         whole = data.rfind(b"\n") + 1

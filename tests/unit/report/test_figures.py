@@ -1,9 +1,10 @@
-"""Ticks, strokes, drawings and what Plotly is given: the same numbers in each."""
+"""Ticks, strokes, drawings and what the page is given: the same numbers in each."""
 
 from __future__ import annotations
 
 import io
 import itertools
+import json
 import xml.etree.ElementTree as Xml
 
 import pytest
@@ -13,9 +14,9 @@ from PIL import Image
 
 from paceline.report.canvas import dashes
 from paceline.report.drawing import figure_png, figure_svg
-from paceline.report.figure import Axis, Figure, Series, Table
+from paceline.report.figure import Axis, Figure, Section, Series, Table
+from paceline.report.page import Report, parts
 from paceline.report.palette import LOOKS, look
-from paceline.report.plotly import spec
 from paceline.report.scale import bounds, log_ticks, nice_ticks
 from paceline.report.strokes import hatch_lines
 from paceline.report.write import table_csv, table_markdown
@@ -139,15 +140,21 @@ def test_stacked_bars_end_at_their_sum() -> None:
     assert min(p[1] for p in below) == pytest.approx(max(p[1] for p in above), abs=0.2)
 
 
-def test_plotly_gets_the_same_numbers_and_no_tags() -> None:
-    made = spec(lines())
-    assert [trace["y"] for trace in made["data"]] == [[10.0, 40.0], [10.0, None, 30.0]]
-    assert "<" not in made["data"][1]["name"]
-    assert made["layout"]["xaxis"]["tickvals"] == [1.0, 2.0, 4.0]
-    lying = spec(bars(horizontal=True, stacked=True))
-    assert lying["layout"]["barmode"] == "stack"
-    assert lying["data"][0]["x"] == [0.5, 0.25]
-    assert lying["data"][0]["y"] == lying["layout"]["yaxis"]["categoryarray"]
+def test_the_page_gets_the_same_numbers_and_no_infinity() -> None:
+    lying = bars(horizontal=True, stacked=True, key="lying")
+    broken = lines(key="broken", series=(Series(name="n", x=(1.0,), y=(float("inf"),)),))
+    report = Report(
+        title="t",
+        subtitle="",
+        tiles=(),
+        sections=(Section(key="s", title="S", blocks=(lines(), lying, broken)),),
+    )
+    found = [block["figure"] for block in json.loads(parts(report)["s"])["blocks"]]
+    assert [each["y"] for each in found[0]["series"]] == [[10.0, 40.0], [10.0, None, 30.0]]
+    assert found[0]["x"]["ticks"] == [1.0, 2.0, 4.0]
+    assert (found[1]["stacked"], found[1]["horizontal"]) == (True, True)
+    assert found[1]["series"][0]["x"] == ["rank 0", NAUGHTY]
+    assert found[2]["series"][0]["y"] == [None]
 
 
 def test_tables_keep_every_digit_for_programs_and_few_for_people() -> None:

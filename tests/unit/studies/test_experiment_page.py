@@ -136,7 +136,7 @@ def test_a_failed_step_is_said_and_the_rest_is_shown(tmp_path: Path) -> None:
     )
     written = write_experiment(outcomes, tmp_path / "out")
     page = written.page.read_text()
-    assert "time-stock-1x1 failed: the &lt;host&gt; has gone" in page
+    assert "time-stock-1x1 failed: the \\u003chost\\u003e has gone" in page
     table = (tmp_path / "out" / "tables" / "wang-update.csv").read_text().splitlines()
     assert table[1] == "1 x 1,1,0.14,0.45,,"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,13 @@ import pytest
 import paceline
 from paceline.errors import ConfigError
 from paceline.observe.ledger import ledger_of
+from paceline.report.make import make_report
+from paceline.report.page import frozen
 from paceline.run import RunDirectory
 from paceline.schema.events import Progress, Start, encode_line, read_run
 from paceline.schema.requests import CHECKPOINT, SETTINGS, STOP, TAKES, ask, taken_by
 from paceline.watch.follow import Follower
-from paceline.watch.state import state_of
+from paceline.watch.state import run_of, state_of, track_of, whole_run
 from paceline.watch.tail import Tail
 
 
@@ -77,12 +81,49 @@ def test_a_run_is_booked_piece_by_piece_as_it_is_as_a_whole(trained: Path, tmp_p
 def test_a_finished_run_says_so(trained: Path) -> None:
     follower = Follower(trained)
     follower.look()
-    state = state_of(follower, 0)
-    json.dumps(state, allow_nan=False)
+    state = {name: json.loads(part) for name, part in state_of(follower).items()}
     assert state["head"]["state"] == "finished"
-    assert state["head"]["takes"] == []
-    assert state["progress"]["update"] == state["progress"]["updates"]
-    assert [epoch for epoch, _ in state["curves"]["test_loss"]] == [1, 2]
+    assert state["head"]["controls"] is None
+    track = run_of(follower).track
+    assert track is not None
+    assert track.update == track.updates > 0
+    loss = state["training"]["blocks"][0]["figure"]["series"][1]
+    assert (loss["name"], loss["x"]) == ("test", [1, 2])
+
+
+def test_the_page_of_a_run_that_is_over_is_its_report(trained: Path) -> None:
+    follower = Follower(trained)
+    follower.look()
+    watched = {name: json.loads(part) for name, part in state_of(follower).items()}
+    page = frozen(make_report([whole_run(trained)]))
+    inside = page.partition('id="data">')[2].partition("</script>")[0]
+    assert json.loads(inside) == {f"0/{name}": part for name, part in watched.items()}
+    assert {"progress", "training", "ledger", "timeline"} <= set(watched)
+
+
+def test_a_run_under_way_has_what_is_known_of_it_and_its_controls(
+    trained: Path, tmp_path: Path
+) -> None:
+    growing = tmp_path / "run"
+    shutil.copytree(trained, growing)
+    (growing / "run.json").unlink()
+    (growing / "requests").mkdir(exist_ok=True)
+    (growing / "requests" / TAKES).write_text(json.dumps([STOP, SETTINGS]))
+    file = growing / "rank-0" / "events.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()[:-1]]
+    later = time.time() - lines[0]["time"] - 1.0
+    for line in lines:
+        line |= {key: line[key] + later for key in ("time", "began", "start") if key in line}
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    follower = Follower(growing)
+    follower.look()
+    state = {name: json.loads(part) for name, part in state_of(follower).items()}
+    head = state["head"]
+    assert (head["state"], head["controls"]["takes"]) == ("training", [STOP, SETTINGS])
+    assert head["updates"][0] > 0
+    assert [what for _, what in head["tiles"]][:2] == ["updates", "epoch"]
+    assert {"hosts", "ledger", "plan", "asked"} <= set(state)
+    assert not {"timeline", "resources", "predicted"} & set(state)
 
 
 def test_wishes_are_checked(tmp_path: Path) -> None:
@@ -129,7 +170,7 @@ def test_ranks_that_take_turns_to_tell_progress_make_one_curve(tmp_path: Path) -
         (1, 1), (2, 2), (3, 3), (4, 4), (5, 6), (6.5, 8),
     ]  # fmt: skip
     assert min(value for _, value in run.speed.points) > 0
-    assert [host["name"] for host in state_of(run, 0)["hosts"]] == ["h0", "h1"]
+    assert [host.name for host in track_of(run).hosts] == ["h0", "h1"]
 
 
 def test_nodes_that_are_started_again_without_a_host(tmp_path: Path) -> None:
@@ -146,9 +187,9 @@ def test_nodes_that_are_started_again_without_a_host(tmp_path: Path) -> None:
             file.write(encode_line(start) + encode_line(told))
     run = Follower(tmp_path)
     run.look()
-    state = state_of(run, 0)
-    hosts = {host["name"]: (host["state"], host["from"], host["to"]) for host in state["hosts"]}
+    track = track_of(run)
+    hosts = {host.name: (host.state, host.began, host.until) for host in track.hosts}
     assert hosts.pop("b") == ("gone", 0.1, 5.1)
     assert list(hosts) == ["a", "c"]
-    assert [note["text"] for note in state["notes"]] == ["broken off; all nodes were started again"]
+    assert [text for *_, text in track.notes] == ["broken off; all nodes were started again"]
     assert run.began == 0.0
