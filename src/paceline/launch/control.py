@@ -78,6 +78,8 @@ class Control:
         self.silence = silence
         self.patience: dict[int, float] = {}
         """Seconds after which a silent node is lost already, where that is sooner."""
+        self.weighs = False
+        """A loss costs no more than a leg: how long a silent node is waited for is weighed."""
         self.nodes = nodes
         self.secret = new_secret()
         self.peers: dict[int, Peer] = {}
@@ -192,7 +194,7 @@ class Control:
                 peer.places = list(message["ranks"])
                 continue
             if message["kind"] == "patience":
-                if peer.node == 0:
+                if self.weighs and peer.node == 0:
                     told = message["seconds"].items()
                     self.patience = {
                         int(node): s for node, s in told if node.isdecimal() and len(node) < 9

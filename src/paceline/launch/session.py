@@ -233,7 +233,7 @@ class Session(Failing):
         elif plan.exchange == "hogwild" and survives:
             self.spare = set(range(1, len(plan.nodes)))
         elif legs is not None and survives:
-            self.in_legs = True
+            self.in_legs = self.control.weighs = True
             self.spare = set(range(1, len(plan.nodes)))
         self.send_checkpoints()
         self.collecting.begin()
