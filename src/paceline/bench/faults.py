@@ -252,8 +252,8 @@ class Cell:
         """When each epoch's end was first seen."""
         self.before = 0
         """How many there were when the fault came, ..."""
-        self.broken_at = 0.0
-        """... which was then."""
+        self.broken_at = self.broken_time = 0.0
+        """... which was then: time.monotonic(), time.time()."""
         self.is_over = False
 
     def act(self, lab: Lab) -> None:
@@ -303,7 +303,7 @@ class Cell:
     def _broken(self, lab: Lab) -> Iterator[None]:
         """The fault happens beside what is inside: one that ends takes its time."""
         self.before = len(self.epochs)
-        self.broken_at = time.monotonic()
+        self.broken_at, self.broken_time = time.monotonic(), time.time()
         thread = threading.Thread(target=self.act, args=(lab,))
         thread.start()
         try:

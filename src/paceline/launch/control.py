@@ -22,6 +22,7 @@ from paceline.launch.ssh import is_here
 from paceline.secure.addresses import LOOPBACK, is_loopback
 from paceline.secure.door import Door
 from paceline.secure.sealing import new_secret
+from paceline.text import place_name
 
 GREETING_SECONDS = 10.0
 """A connection that has not said who it is by then is closed."""
@@ -49,8 +50,7 @@ class Peer:
         if not self.places:
             return "start-up"
         least = min(self.places, key=lambda place: int(place["update"]))
-        phase = least["phase"] or "start-up"
-        return f"{phase} of update {least['update']}" if least["update"] or phase else phase
+        return place_name(least["phase"], int(least["update"]))
 
 
 @dataclass(frozen=True)

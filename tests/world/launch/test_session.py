@@ -68,7 +68,7 @@ def test_four_nodes(run: Path) -> None:
     ("fault", "words"),
     [
         ("raise", "rank 1 on host localhost failed with ValueError: the sample of doom"),
-        ("exit", "rank 1 on host localhost exited with code 7 in update of update 3"),
+        ("exit", "rank 1 on host localhost exited with code 7 in update 3"),
         (
             "kill",
             "rank 1 on host localhost was killed by SIGKILL (often: out of memory) in update of"
