@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.config.environment import (
     SECRET,
@@ -39,12 +39,14 @@ from paceline.launch.files import take_piece
 from paceline.launch.leftovers import SharedFiles, end_daemon
 from paceline.launch.rank import die_with_parent
 from paceline.launch.signals import leave_tidily
-from paceline.local.board import Board, anonymous_memory
 from paceline.local.cores import divide_cores, pin, usable_cores, visible_cores
 from paceline.run import RunDirectory
 from paceline.schema import NodePlan, Plan, RankContext, decode
 from paceline.schema.plain import checked, parse_json, read_json_file
 from paceline.text import place_name, printable
+
+if TYPE_CHECKING:
+    from paceline.local.board import Board
 
 MARKER = ".launch"
 """File in the run directory by which an agent sees that it is the launcher's own."""
@@ -239,6 +241,9 @@ class Agent:
 
     def on_start(self, message: Message) -> None:
         """Train this node's part."""
+        # Brings numpy, which nobody needs to wait for before: the launcher, too, reads this module.
+        from paceline.local.board import Board, anonymous_memory
+
         plan = decode(Plan, message["plan"])
         if self.node >= len(plan.nodes):
             raise ValueError(f"the plan has {len(plan.nodes)} nodes, and this is node {self.node}")
