@@ -143,6 +143,20 @@ def test_a_killed_launcher_leaves_nothing(run: Path, engine: str) -> None:
         wait(lambda: not any(is_alive(pid) for pid in nodes), 20)
 
 
+def test_nodes_of_a_killed_launcher_are_waited_for(run: Path) -> None:
+    """They may still save, and remove its mark when they have."""
+    order(run)
+    mark, said = run / ".launch", []
+
+    def say(text: str) -> None:
+        said.append(text)
+        mark.unlink()
+
+    mark.write_text("of the launcher before")
+    assert run_standins(run, "localhost", "ssh", [], say) == 0
+    assert [text.partition(":")[0] for text in said] == ["the launcher of this run was killed"]
+
+
 @pytest.mark.world_size(2)
 def test_a_killed_agent_is_a_lost_host(run: Path) -> None:
     with started(run) as (process, nodes):
