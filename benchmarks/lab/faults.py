@@ -140,6 +140,8 @@ class Outcome:
     orphans: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     """Files."""
+    ended_seconds: float | None = None
+    """Where the launcher was killed: until nothing of the training ran any more."""
     is_hit: bool = False
     """The fault came while all hosts trained: else the cell says nothing."""
     note: str = ""
@@ -170,13 +172,16 @@ def run_cells(
     cells: Sequence[tuple[str, str]], say: Callable[[str], None], keep: Path | None = None
 ) -> list[Outcome]:
     """Every cell in a lab of its own; the runs stay below `keep` where that is given."""
+    from benchmarks.lab.deserted import Deserted
+
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="paceline-faults-") as scratch:
         folder = keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         expected = trained_alone(folder, SETTINGS)
         for kind, fault in cells:
-            outcome = Cell(folder, kind, fault).run(expected)
+            cell = Deserted if fault == "launcher" else Cell
+            outcome = cell(folder, kind, fault).run(expected)
             say(f"{kind} / {fault}: {sentence(outcome)}")
             outcomes.append(outcome)
     return outcomes
@@ -187,7 +192,9 @@ def sentence(outcome: Outcome) -> str:
     if not outcome.is_hit:
         return f"not hit: {outcome.note}"
     words = [f"exit code {outcome.code}" if outcome.code is not None else "it did not end"]
-    if outcome.seconds is not None:
+    if outcome.ended_seconds is not None:
+        words = [outcome.note, f"--resume: {words[0]}"]
+    elif outcome.seconds is not None:
         words.append(f"went on after {outcome.seconds:.1f} s")
     words.append(f"{outcome.repeated} updates repeated")
     if outcome.equal is not None:
@@ -245,8 +252,8 @@ class Cell:
         """When each epoch's end was first seen."""
         self.before = 0
         """How many there were when the fault came, ..."""
-        self.broken_at = 0.0
-        """... which was then."""
+        self.broken_at = self.broken_time = 0.0
+        """... which was then: time.monotonic(), time.time()."""
         self.is_over = False
 
     def act(self, lab: Lab) -> None:
@@ -273,7 +280,7 @@ class Cell:
                 self._await(process, self._all_train, READY_SECONDS, "all hosts trained")
                 outcome.is_hit = True
                 with self._broken(lab):
-                    self._await(process, lambda: False, self.end_seconds, "it ended", may_end=True)
+                    self.await_end(process)
             except TimeoutError as error:
                 outcome.note = str(error)
             outcome.code = process.poll()
@@ -281,14 +288,22 @@ class Cell:
                 process.kill()
                 process.wait(30)
             process.close()
-            self._judge(lab, outcome, expected)
+            self.after(lab, outcome)
+            self.judge(lab, outcome, expected)
         return outcome
+
+    def after(self, lab: Lab, outcome: Outcome) -> None:
+        """What is done once the command has ended."""
+
+    def await_end(self, process: LabProcess) -> None:
+        """Until the training has ended by itself."""
+        self._await(process, lambda: False, self.end_seconds, "it ended", may_end=True)
 
     @contextlib.contextmanager
     def _broken(self, lab: Lab) -> Iterator[None]:
         """The fault happens beside what is inside: one that ends takes its time."""
         self.before = len(self.epochs)
-        self.broken_at = time.monotonic()
+        self.broken_at, self.broken_time = time.monotonic(), time.time()
         thread = threading.Thread(target=self.act, args=(lab,))
         thread.start()
         try:
@@ -334,7 +349,8 @@ class Cell:
         if not may_end:
             raise TimeoutError(f"it ended before {what}")
 
-    def _judge(self, lab: Lab, outcome: Outcome, expected: Mapping[str, Any]) -> None:
+    def judge(self, lab: Lab, outcome: Outcome, expected: Mapping[str, Any]) -> None:
+        """Say of a cell that has ended what came of it."""
         text = self.log.read_text(errors="replace")
         outcome.repeated = sum(int(number) for number in _REPEATED.findall(text))
         outcome.repeated += text.count("; training goes on with ")
@@ -350,22 +366,24 @@ class Cell:
         told = [line for line in lines if "host " in line and " in " in line]
         outcome.note = outcome.note or (told or lines or [""])[-1][:200]
         outcome.orphans = self._orphans(lab)
-        outcome.left = self._left(lab)
+        outcome.left = self.left(lab)
 
     def _orphans(self, lab: Lab) -> list[str]:
         end = time.monotonic() + TIDY_SECONDS
-        while True:
-            found = [
-                f"{word} on {host}"
-                for host in HOSTS
-                for word in _OURS
-                if word in _asked(lab, host, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
-            ]
-            if not found or time.monotonic() > end:
-                return found
+        while (found := self.running(lab)) and time.monotonic() < end:
             time.sleep(0.5)
+        return found
 
-    def _left(self, lab: Lab) -> list[str]:
+    def running(self, lab: Lab) -> list[str]:
+        """Processes of the training on its hosts."""
+        found = []
+        for host in HOSTS:
+            commands = _asked(lab, host, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+            found += [f"{word} on {host}" for word in _OURS if word in commands]
+        return found
+
+    def left(self, lab: Lab) -> list[str]:
+        """Files that do not belong to a run that has ended."""
         names = (".launch", "join.json")
         found = [name for name in names if (self.run_path / name).exists()]
         found += [path.name for path in self.run_path.glob("checkpoints/.partial-*")]

@@ -289,15 +289,20 @@ def begin(
     return config, directory, stored_plan
 
 
+def run_of(path: Path) -> Path | None:
+    """The run directory that `path` is, or whose config.toml it is."""
+    folder = path if path.is_dir() else path.parent
+    is_run = (folder / "config.toml").exists() and path.name in ("config.toml", folder.name)
+    return folder if is_run else None
+
+
 def plan_beside(path: Path, config: Config) -> Plan | None:
     """The plan of the run whose config.toml `path` is, so that it is repeated, not planned anew.
 
     None where `config`, which came of it, asks for something that a plan decides.
     """
-    folder = path if path.is_dir() else path.parent
-    stored = folder / "plan.json"
-    is_run = (folder / "config.toml").exists() and path.name in ("config.toml", folder.name)
-    if not is_run or not stored.exists():
+    folder = run_of(path)
+    if folder is None or not (stored := folder / "plan.json").exists():
         return None
     before = resolve(load_config(folder))
     same = all(

@@ -66,6 +66,17 @@ def rank_name(rank: int, host: str, role: str = "worker") -> str:
     return f"{'server, ' if role == 'server' else ''}rank {rank} on {host}"
 
 
+def place_name(phase: str, update: int) -> str:
+    """Where in a training somebody is.
+
+    >>> place_name("update", 12), place_name("evaluate", 12), place_name("", 0)
+    ('update 12', 'evaluate of update 12', 'start-up')
+    """
+    if phase == "update":
+        return f"update {update}"
+    return f"{phase or 'start-up'} of update {update}" if phase or update else "start-up"
+
+
 def leave_terminal() -> None:
     """Write to a terminal that has gone no more: every line would raise an error instead."""
     nowhere = os.open(os.devnull, os.O_WRONLY)

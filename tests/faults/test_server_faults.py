@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import nodes as helpers
@@ -12,6 +13,7 @@ from nodes import MakeNodes, Nodes, make_nodes
 from safetensors.torch import load_file
 
 from paceline.config import load_config
+from paceline.schema.events import Span, decode_line
 from paceline.training.parts import make_parts
 
 __all__ = ["make_nodes"]
@@ -95,6 +97,21 @@ def check_evaluation(nodes: Nodes, line: dict[str, Any], checkpoint: str) -> Non
         loss = float(parts.loss(outputs, targets))
     assert line["test_accuracy"] == int((outputs.argmax(dim=1) == targets).sum()) / len(targets)
     assert line["test_loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def test_a_signal_to_all_stops_the_workers_in_order_and_saves(make_nodes: MakeNodes) -> None:
+    """As where an agent or Slurm ends every process: workers need their server until they saved."""
+    nodes = make_nodes(2, train__epochs=400, train__checkpoint_every=1000000)
+    nodes.pace.write_text("0.02")
+    nodes.start()
+    nodes.until(lambda: len(nodes.lines()) >= 2)
+    for process in nodes.processes.values():
+        process.send_signal(signal.SIGTERM)
+    assert [nodes.ends(node)[0] for node in (0, 1, 2)] == [143, 143, 0]
+    saved = int((nodes.run / "checkpoints" / "latest").readlink().name.removeprefix("step-"))
+    lines = (nodes.run / "rank-2" / "events.jsonl").read_text().splitlines()
+    spans = [each for each in map(decode_line, lines) if isinstance(each, Span)]
+    assert saved == 1 + max(each.update or 0 for each in spans if each.name == "optimizer")
 
 
 @pytest.mark.slow

@@ -14,10 +14,10 @@ import pytest
 MODEL = Path(__file__).with_name("faulty_model.py")
 EXPECTED = {
     "raise": ("rank 1 failed with ValueError: the sample of doom", "in fail"),
-    "exit": ("rank 1 exited with code 3 in update of update 2",),
-    "kill": ("rank 1 was killed by SIGKILL (often: out of memory) in update of update 2",),
+    "exit": ("rank 1 exited with code 3 in update 2",),
+    "kill": ("rank 1 was killed by SIGKILL (often: out of memory) in update 2",),
     "stop": ("rank 1 has not responded for", "it is stopped or hangs"),
-    "hang": ("s in 'gradients' of update 2 for rank 1 (in update of update 2): it hangs",),
+    "hang": ("s in 'gradients' of update 2 for rank 1 (in update 2): it hangs",),
 }
 
 

@@ -161,6 +161,12 @@ def test_between_nodes(tmp_path: Path) -> None:
     proof = read_json(Proof, tmp_path / "right" / "proof.json")
     assert proof.passed
     assert proof.tensors > 12
+    # Shares follow speeds while a plan trains, too: with others it need not be proved again.
+    kept = cache_root() / "proofs" / f"{proof.key}.json"
+    write_json(kept, dataclasses.replace(proof, largest=0.125))
+    fairer = [dataclasses.replace(nodes[0], share=0.625), dataclasses.replace(nodes[1], share=1.0)]
+    train_nodes(tmp_path / "fairer", fairer, loss("smoothed"), timeout=300)
+    assert read_json(Proof, tmp_path / "fairer" / "proof.json").largest == 0.125
     sentence = "`threads` on 2 nodes gives other weights for .* not a mean over samples .* one host"
     with pytest.raises(AssertionError, match=sentence):
         train_nodes(tmp_path / "wrong", nodes, loss("weighted"), timeout=300)

@@ -38,7 +38,7 @@ class TrainCommand(click.Command):
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a setting.")
 @click.option("--data", "data_root", type=click.Path(path_type=Path), help="Folder of data sets.")
 @click.option("--run", type=click.Path(path_type=Path), help="Run directory to make or continue.")
-@click.option("--resume", is_flag=True, help="Continue the run of --run, or the latest one.")
+@click.option("--resume", is_flag=True, help="Continue the run of --run or CONFIG, or the latest.")
 @click.option("--plan", type=click.Path(path_type=Path), help="Run exactly this plan.json.")
 @click.option("--again", is_flag=True, help="Forget what past trainings have found to be fast.")
 @click.option(
@@ -111,6 +111,8 @@ def command(
 
     if publish is not None:
         check(publish)
+    if resume and run is None and config is not None:
+        run = api.run_of(config)
     started = started_by()
     by_hand = started is not None and started.size > 1 and hosts_text is None and engine is None
     cluster = {"--address": address, "--master": master}

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.config.environment import (
     SECRET,
@@ -34,17 +34,19 @@ from paceline.config.environment import (
 from paceline.exchange.losses import Patience, leave_word
 from paceline.launch.carry import Carrier
 from paceline.launch.channel import BEAT_SECONDS, REPORT, SLACK_SECONDS, Channel, Message, connect
-from paceline.launch.child import STACK_SIGNAL, Child, how_it_ended
+from paceline.launch.child import STACK_SIGNAL, Child, Pace, how_it_ended
 from paceline.launch.files import take_piece
 from paceline.launch.leftovers import SharedFiles, end_daemon
 from paceline.launch.rank import die_with_parent
 from paceline.launch.signals import leave_tidily
-from paceline.local.board import Board, anonymous_memory
 from paceline.local.cores import divide_cores, pin, usable_cores, visible_cores
 from paceline.run import RunDirectory
 from paceline.schema import NodePlan, Plan, RankContext, decode
 from paceline.schema.plain import checked, parse_json, read_json_file
-from paceline.text import printable
+from paceline.text import place_name, printable
+
+if TYPE_CHECKING:
+    from paceline.local.board import Board
 
 MARKER = ".launch"
 """File in the run directory by which an agent sees that it is the launcher's own."""
@@ -53,7 +55,9 @@ DOOR = "join.json"
 _QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Torch warns of every host that has a number but no name; what fails raises anyway."""
 SAVE_SECONDS = 10.0
-"""How long a training has to stop in order and save when its launcher has gone."""
+"""How long a training has to stop in order and save when its launcher has gone, ..."""
+STOP_UPDATES = 3
+"""... besides these: the one that it is in, and two until all nodes stop after the same one."""
 _LAST_LOOK_SECONDS = 0.3
 """A process that was killed closes its connections before it can be seen to have ended."""
 _ANSWERS = {"measure": "measuring", "links": "measuring the network"}
@@ -69,6 +73,7 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.child: Child | None = None
         self.board: Board | None = None
+        self.pace = Pace()
         self.first_rank = 0
         self.ranks = 1
         self.run = RunDirectory(Path())
@@ -110,7 +115,9 @@ class Agent:
                     beat = time.monotonic() + BEAT_SECONDS
                     if self.patience and (fresh := self.patience.fresh()) is not None:
                         self.channel.send("patience", seconds=fresh)
-                    self.channel.send("beat", ranks=self.places())
+                    places = self.places()
+                    self.pace.look(min(place["update"] for place in places))
+                    self.channel.send("beat", ranks=places)
             return self.exit_code
         except SystemExit as leaving:  # a signal
             self.say_why(int(leaving.code or 0) - 128)
@@ -148,7 +155,8 @@ class Agent:
         if self.is_ours() or self.carrier.folder is not None:
             child.signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.process.wait(timeout=SAVE_SECONDS)
+                updates = STOP_UPDATES * self.pace.update_seconds
+                child.process.wait(timeout=SAVE_SECONDS + updates)
 
     # --- what the launcher says -----------------------------------------------
 
@@ -233,6 +241,9 @@ class Agent:
 
     def on_start(self, message: Message) -> None:
         """Train this node's part."""
+        # Brings numpy, which nobody needs to wait for before: the launcher, too, reads this module.
+        from paceline.local.board import Board, anonymous_memory
+
         plan = decode(Plan, message["plan"])
         if self.node >= len(plan.nodes):
             raise ValueError(f"the plan has {len(plan.nodes)} nodes, and this is node {self.node}")
@@ -382,7 +393,7 @@ class Agent:
 
     def where(self) -> str:
         place = self.places()[0]
-        return f"in {place['phase'] or 'start-up'} of update {place['update']}"
+        return f"in {place_name(place['phase'], place['update'])}"
 
     def say_why(self, number: int) -> None:
         """Before a signal ends us: was it the child that ended first, as MPI's daemons find out?

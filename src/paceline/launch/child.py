@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from typing import IO
 
 STACK_SIGNAL = signal.SIGUSR1
@@ -77,6 +78,30 @@ class Child:
             self.process.wait(timeout=10)
         for stream in self.streams:
             stream.close()
+
+
+class Pace:
+    """How long the updates of a training take, seen from outside: by looking at their number."""
+
+    def __init__(self) -> None:
+        self.update_seconds = 0.0
+        """What the newest ones took; 0 until two were seen to begin."""
+        self._update, self._since = 0, 0.0
+
+    def look(self, update: int, now: float | None = None) -> None:
+        """Note the update that the training is in.
+
+        >>> pace = Pace()
+        >>> for update, now in ((1, 0.0), (2, 3.0), (2, 4.0), (4, 7.0)):
+        ...     pace.look(update, now)
+        >>> pace.update_seconds
+        2.0
+        """
+        now = time.monotonic() if now is None else now
+        if update > self._update:
+            if self._update:
+                self.update_seconds = (now - self._since) / (update - self._update)
+            self._update, self._since = update, now
 
 
 def how_it_ended(code: int) -> str:

@@ -22,6 +22,7 @@ from paceline.launch.ssh import is_here
 from paceline.secure.addresses import LOOPBACK, is_loopback
 from paceline.secure.door import Door
 from paceline.secure.sealing import new_secret
+from paceline.text import place_name
 
 GREETING_SECONDS = 10.0
 """A connection that has not said who it is by then is closed."""
@@ -49,8 +50,7 @@ class Peer:
         if not self.places:
             return "start-up"
         least = min(self.places, key=lambda place: int(place["update"]))
-        phase = least["phase"] or "start-up"
-        return f"{phase} of update {least['update']}" if least["update"] or phase else phase
+        return place_name(least["phase"], int(least["update"]))
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,8 @@ class Control:
         self.silence = silence
         self.patience: dict[int, float] = {}
         """Seconds after which a silent node is lost already, where that is sooner."""
+        self.weighs = False
+        """A loss costs no more than a leg: how long a silent node is waited for is weighed."""
         self.nodes = nodes
         self.secret = new_secret()
         self.peers: dict[int, Peer] = {}
@@ -192,7 +194,7 @@ class Control:
                 peer.places = list(message["ranks"])
                 continue
             if message["kind"] == "patience":
-                if peer.node == 0:
+                if self.weighs and peer.node == 0:
                     told = message["seconds"].items()
                     self.patience = {
                         int(node): s for node, s in told if node.isdecimal() and len(node) < 9

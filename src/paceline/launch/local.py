@@ -216,7 +216,7 @@ def check_heartbeats(ranks: LocalRanks, board: Any) -> None:
         if age > SILENCE_SECONDS or _is_stopped(process.pid):
             raise WorkerError(
                 f"rank {ranks.first + number} has not responded for {age:.0f} s (last seen in"
-                f" {board.phase(number) or 'start-up'} of update {board.update(number)}):"
+                f" {board.place(number)}):"
                 " it is stopped or hangs; the run was ended"
             )
 
@@ -246,7 +246,7 @@ def raise_failure(ranks: LocalRanks, board: Any) -> NoReturn:
         cause = " (often: out of memory)" if -code == signal.SIGKILL else ""
         raise WorkerError(
             f"rank {ranks.first + number} was killed by {name}{cause} in"
-            f" {board.phase(number) or 'start-up'} of update {board.update(number)};"
+            f" {board.place(number)};"
             " the run was ended"
         )
     for number, process in enumerate(ranks.processes, ranks.here):
@@ -257,7 +257,7 @@ def raise_failure(ranks: LocalRanks, board: Any) -> NoReturn:
         ):
             raise WorkerError(
                 f"rank {ranks.first + number} exited with code {process.returncode} in"
-                f" {board.phase(number) or 'start-up'} of update {board.update(number)}"
+                f" {board.place(number)}"
             )
     if reports:
         _raise_report(min(reports, key=lambda report: float(report["time"])))

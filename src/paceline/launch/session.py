@@ -7,10 +7,11 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from paceline.errors import WorkerError
 from paceline.launch import failures
-from paceline.launch.agent import MARKER
+from paceline.launch.agent import MARKER, SAVE_SECONDS
 from paceline.launch.channel import SILENCE_SECONDS, Message
 from paceline.launch.collect import Collecting, run_identity
 from paceline.launch.control import Control, Lost, addresses_towards
@@ -130,15 +131,31 @@ class Session(Failing):
     def gathered(self) -> Iterator[None]:
         """An agent on every host, until the end of the block."""
         marker = self.order.run.path / MARKER
-        marker.write_text(self.marker)
         try:
             with handled(self.signals.note):
+                self.let_save(marker)
+                marker.write_text(self.marker)
                 self.start()
                 self.gather()
                 yield
         finally:
             self.end()
             marker.unlink(missing_ok=True)
+
+    def let_save(self, marker: Path) -> None:
+        """Nodes of a launcher that was killed may still save: to begin now would lose that."""
+        if not marker.exists():
+            return
+        seconds = SAVE_SECONDS + END_SECONDS
+        self.order.say(
+            "the launcher of this run was killed: waiting until its nodes have saved,"
+            f" {seconds:.0f} s at most"
+        )
+        deadline = time.monotonic() + seconds
+        while marker.exists() and time.monotonic() < deadline and not self.signals.numbers:
+            time.sleep(0.05)
+        if self.signals.numbers:
+            self.interrupt(self.signals.numbers[0])
 
     def start(self) -> None:
         """Have the engine start one agent per node."""
@@ -233,7 +250,7 @@ class Session(Failing):
         elif plan.exchange == "hogwild" and survives:
             self.spare = set(range(1, len(plan.nodes)))
         elif legs is not None and survives:
-            self.in_legs = True
+            self.in_legs = self.control.weighs = True
             self.spare = set(range(1, len(plan.nodes)))
         self.send_checkpoints()
         self.collecting.begin()

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import DeadlineError, WorkerError
+from paceline.text import place_name
 
 _PHASE_BYTES = 64
 _SLOTS = 32
@@ -102,6 +103,10 @@ class Board:
     def update(self, rank: int) -> int:
         """The update that a rank last said it was at."""
         return int(self._rows[rank, 1])
+
+    def place(self, rank: int) -> str:
+        """Where a rank is, in words."""
+        return place_name(self.phase(rank), self.update(rank))
 
     def start_heartbeat(self) -> None:
         """Show from a thread of its own that this process runs at all."""
@@ -218,10 +223,7 @@ class Board:
         self.barrier("the statistics of BatchNorm", members, column=_PARTS)
 
     def _raise_deadline(self, name: str, late: list[int], limit: float) -> None:
-        places = ", ".join(
-            f"rank {rank} (in {self.phase(rank) or 'start-up'} of update {self.update(rank)})"
-            for rank in late
-        )
+        places = ", ".join(f"rank {rank} (in {self.place(rank)})" for rank in late)
         raise DeadlineError(
             f"rank {self.rank} waited {limit:.0f} s in {name!r} of update {self.update(self.rank)}"
             f" for {places}: it hangs or is far slower; raise train.deadline if it only needs time"

@@ -267,7 +267,7 @@ class Stall:
             f" {own['operation']!r} of update {own['update']}{usual}"
         )
         left = max(self.deadline - own["seconds"], 0.0)
-        end = f"the run is ended in about {left:.0f} s if nothing changes (train.deadline)"
+        end = f"the wait is given up after another {left:.0f} s if nothing changes (train.deadline)"
         if not self.missing:
             places = ", ".join(
                 f"rank {rank} on host {self.words[rank].get('host')}" for rank in self.arrived

@@ -8,6 +8,7 @@ is not installed).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import sys
 import sysconfig
@@ -42,7 +43,10 @@ def proof_key(task: Task, parts: Parts) -> str:
         "seed": config.seed,
         "device": config.train.device,
         "data": parts.dataset.fingerprint,
-        "nodes": [encode(node) for node in plan.nodes],
+        # Shares follow what is measured, while a plan trains too: only none at all is another plan.
+        "nodes": [
+            encode(dataclasses.replace(node, share=float(node.share > 0))) for node in plan.nodes
+        ],
         "plan": [
             plan.exchange, plan.partition, plan.feature_layers, plan.precision,
             plan.memory_format, plan.batch_size, plan.bucket_mb,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +26,7 @@ from paceline.training.assemble import Task
 from paceline.training.mixing import MixedTeam, wait_for_others
 from paceline.training.optimizers import is_elementwise
 from paceline.training.parts import make_parts
+from paceline.training.signals import StopSignals
 from paceline.training.team import Team
 from paceline.training.watching import recording
 
@@ -84,7 +83,7 @@ def _serve(task: Task, recorder: Recorder) -> int:
 
     meeting = Rendezvous(context, deadline=config.train.deadline)
     try:
-        with _without_interrupts():
+        with StopSignals(_go_on_serving).installed():
             recorder.ready()
             server.run(meeting, tick)
     finally:
@@ -118,22 +117,13 @@ def _make_shard(task: Task, place: ServerPlace) -> tuple[Shard, str, int]:
         parts.dataset.close()
 
 
+def _go_on_serving() -> None:
+    """A first signal reaches all processes: workers stop in order, and need their servers."""
+
+
 def _enter(task: Task, update: int) -> None:
     if task.board is not None:
         task.board.enter("serving", update)
-
-
-@contextlib.contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Ctrl-C reaches every process of a terminal: workers stop in order, and need their servers."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def make_team(task: Task) -> Team:

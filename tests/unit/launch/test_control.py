@@ -169,12 +169,18 @@ def test_it_listens_where_it_is_needed_and_nowhere_else() -> None:
 
 
 def test_a_node_that_is_not_worth_waiting_for_is_lost_sooner() -> None:
-    """The first node says so; what others say of it is not heard."""
+    """The first node says so, where that costs a leg only; what others say of it is not heard."""
     control = Control(3, silence=3600.0)
     agents: list[Channel] = []
     try:
         for node in range(3):
             agents.append(connecting(control, node))
+        agents[0].send("patience", seconds={"1": 0.0})
+        agents[0].send("port", port=1)
+        while not control.turn(0.05)[0]:
+            pass
+        assert control.patience == {}
+        control.weighs = True
         agents[1].send("patience", seconds={"2": 0.1})
         agents[0].send("patience", seconds={"1": 0.2, "nonsense": 0.0})
         lost: list[Lost] = []

@@ -17,11 +17,11 @@ def report(message: str, kind: str = "LostError", **more: bool) -> dict[str, Any
 
 
 OWN = report("the loss became NaN", "DivergedError")
-KILLED = report(f"{how_it_ended(-9)} in update of update 12", wordless=True)
+KILLED = report(f"{how_it_ended(-9)} in update 12", wordless=True)
 SILENT = Lost(2, 10.0)
 CLOSED = Lost(0, None)
-ABORTED = report(f"{how_it_ended(-6)} in update of update 12", wordless=True)
-EXITED = report(f"{how_it_ended(14)} in update of update 12", wordless=True)
+ABORTED = report(f"{how_it_ended(-6)} in update 12", wordless=True)
+EXITED = report(f"{how_it_ended(14)} in update 12", wordless=True)
 LATE = report("no answer within 60 s", "DeadlineError")
 HEARSAY = report("lost another host in the sum of gradients", "WorkerError")
 STORELESS = report("this node cannot answer: the connection to the store was lost", "WorkerError")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import paceline
@@ -23,7 +24,13 @@ HERE = Path(__file__).parent
 PYTHONPATH = os.pathsep.join([str(HERE), str(Path(paceline.__file__).parent.parent)])
 
 
-def run_standins(run: Path, hosts_text: str, engine: str, lines: list[str] | None = None) -> int:
+def run_standins(
+    run: Path,
+    hosts_text: str,
+    engine: str,
+    lines: list[str] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> int:
     """Run the stand-ins that RUN/standin.json describes; what they print goes to `lines`."""
     hosts = find_hosts(hosts_text)
     nodes = tuple(NodePlan(host=place.host.name) for place in hosts.places)
@@ -33,7 +40,7 @@ def run_standins(run: Path, hosts_text: str, engine: str, lines: list[str] | Non
         config='name = "test"\n',
         plan=lambda session: (Plan(nodes=nodes), None),
         program="standin",
-        say=lambda text: None,
+        say=say,
         show=print if lines is None else lines.append,
         start_seconds=60.0,
     )

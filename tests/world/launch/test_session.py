@@ -68,7 +68,7 @@ def test_four_nodes(run: Path) -> None:
     ("fault", "words"),
     [
         ("raise", "rank 1 on host localhost failed with ValueError: the sample of doom"),
-        ("exit", "rank 1 on host localhost exited with code 7 in update of update 3"),
+        ("exit", "rank 1 on host localhost exited with code 7 in update 3"),
         (
             "kill",
             "rank 1 on host localhost was killed by SIGKILL (often: out of memory) in update of"
@@ -141,6 +141,20 @@ def test_a_killed_launcher_leaves_nothing(run: Path, engine: str) -> None:
     with started(run, engine) as (process, nodes):
         process.kill()
         wait(lambda: not any(is_alive(pid) for pid in nodes), 20)
+
+
+def test_nodes_of_a_killed_launcher_are_waited_for(run: Path) -> None:
+    """They may still save, and remove its mark when they have."""
+    order(run)
+    mark, said = run / ".launch", []
+
+    def say(text: str) -> None:
+        said.append(text)
+        mark.unlink()
+
+    mark.write_text("of the launcher before")
+    assert run_standins(run, "localhost", "ssh", [], say) == 0
+    assert [text.partition(":")[0] for text in said] == ["the launcher of this run was killed"]
 
 
 @pytest.mark.world_size(2)
