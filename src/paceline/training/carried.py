@@ -27,7 +27,10 @@ RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 """What normalising layers keep of the batches that they have seen."""
 _BUFFERS = "buffers"
 """Whether buffers change from batch to batch; names of attributes have a dot."""
+_NUMBERS = (bool, int, float)
 _ABSENT = object()
+_MUTABLE = (list, tuple, dict, torch.Tensor)
+"""What may hold something else although it is the same object."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,10 @@ class _Place:
 
     def look(self) -> _Seen | None:
         """What is there, if it is plain: numbers, tensors, and tables or lists of them."""
-        leaves, form = tree_flatten(self.space.get(self.key, _ABSENT))
+        value = self.space.get(self.key, _ABSENT)
+        if type(value) in _NUMBERS:  # as most are
+            return _Seen([value], None, [0])
+        leaves, form = tree_flatten(value)
         if not all(map(_is_plain, leaves)):
             return None
         versions = [leaf._version if isinstance(leaf, torch.Tensor) else 0 for leaf in leaves]
@@ -62,7 +68,7 @@ class _Seen:
 
     @property
     def is_number(self) -> bool:
-        return len(self.leaves) == 1 and type(self.leaves[0]) in (bool, int, float)
+        return len(self.leaves) == 1 and type(self.leaves[0]) in _NUMBERS
 
     def is_like(self, other: _Seen) -> bool:
         if self.form != other.form or self.versions != other.versions:
@@ -71,6 +77,11 @@ class _Seen:
             a is b if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor) else a == b
             for a, b in zip(self.leaves, other.leaves, strict=True)
         )
+
+    @property
+    def value(self) -> Any:
+        """The value again; its tensors are those that were seen."""
+        return self.leaves[0] if self.form is None else self.form.unflatten(self.leaves)
 
     @property
     def is_intact(self) -> bool:
@@ -83,7 +94,7 @@ def _is_plain(leaf: Any) -> bool:
     if isinstance(leaf, torch.Tensor):
         # What still has its graph belongs to the batch that is under way.
         return not isinstance(leaf, nn.Parameter) and not leaf.requires_grad
-    return leaf is None or leaf is _ABSENT or type(leaf) in (bool, int, float, str)
+    return leaf is None or leaf is _ABSENT or type(leaf) in (*_NUMBERS, str)
 
 
 @functools.cache
@@ -122,6 +133,8 @@ class Carried:
         """`model` as it was made; `fresh` makes another one."""
         self._model, self._fresh = model, fresh
         self._first = {place.name: place.look() for place in _places(model)}
+        self._fixed = {place.name: place.space[place.key] for place in _places(model)}
+        """Objects as they were found: what is no container and still the same has not changed."""
         self._changes_buffers = False
         self._buffers: list[tuple[dict[str, Any], str, Any, int]] = []
 
@@ -157,7 +170,11 @@ class Carried:
 
     def _changed(self) -> Iterator[tuple[_Place, _Seen]]:
         for place in _places(self._model):
-            seen, first = place.look(), self._first.get(place.name)
+            value, first = place.space[place.key], self._first.get(place.name)
+            same = place.name in self._fixed and self._fixed[place.name] is value
+            if same and not isinstance(value, _MUTABLE):
+                continue
+            seen = place.look()
             if seen is not None and (first is None or not seen.is_like(first)):
                 yield place, seen
 
@@ -229,7 +246,7 @@ class Carried:
         elif (first := self._first[place.name]) is None:
             return  # something else than a state
         elif first.is_intact:
-            place.space[place.key] = first.form.unflatten(first.leaves)
+            place.space[place.key] = first.value
         else:
             found = {each.name: each for each in _places(self._fresh())}
             if place.name in found:

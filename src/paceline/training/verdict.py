@@ -57,6 +57,7 @@ def looked_back(task: Task, parts: Parts, plainly: Plainly, size: int) -> Looked
     whole = global_sampler(task, parts).batch_size
     divides = len(division(task.plan, task.plan.batch_size)) > 1
     who, remedy = name_of(task.plan), remedy_for(task)
+    needed = 0
     try:
         carries = plainly.carries(*following_samples(task, parts, size))
     except Exception as error:  # the user's model: it may want whole batches
@@ -70,12 +71,10 @@ def looked_back(task: Task, parts: Parts, plainly: Plainly, size: int) -> Looked
                 refusal=f"{who} divides batches, of which the model takes only those of {whole}"
                 f" samples ({reason}); {remedy}"
             )
-        size = whole
-    if not carries:
-        return LookedBack(alike=0 if size < whole else whole)
-    if divides:
+        needed = whole
+    if carries and divides:
         return LookedBack(refusal=f"{who} divides batches, but {CARRIES}; {remedy}")
-    return LookedBack(alike=size)
+    return LookedBack(alike=needed or (size if carries else 0))
 
 
 def judged(
