@@ -111,7 +111,9 @@ def test_split_layers_are_exact_for_every_loss_and_refuse_steps(tmp_path: Path) 
         assert difference(task, found) <= ROUNDING, task
     for task in LOSSES:
         run = Run("allreduce", (*settings(task), *SPLIT), UNEQUAL, split=True)
-        with pytest.raises(UnsupportedError, match="a loss of its outputs, which a step of your"):
+        with pytest.raises(
+            UnsupportedError, match="which (a step of your own does|only a step takes)"
+        ):
             train_series(tmp_path / task, [run])
 
 
