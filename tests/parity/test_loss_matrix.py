@@ -112,7 +112,7 @@ def test_split_layers_are_exact_for_every_loss_and_refuse_steps(tmp_path: Path) 
     for task in LOSSES:
         run = Run("allreduce", (*settings(task), *SPLIT), UNEQUAL, split=True)
         with pytest.raises(
-            UnsupportedError, match="which (a step of your own does|only a step takes)"
+            UnsupportedError, match=r"which (a step of your own does|only a step takes)"
         ):
             train_series(tmp_path / task, [run])
 
