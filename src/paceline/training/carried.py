@@ -105,7 +105,9 @@ def _standard() -> frozenset[str]:
 
 def _places(model: nn.Module) -> Iterator[_Place]:
     for path, module in model.named_modules():
-        own = vars(module)
+        if type(module).__module__.startswith("paceline."):
+            continue  # a split layer has its whole weights there, to evaluate with
+        own = module.__dict__
         for key in own.keys() - _standard():
             yield _Place(_name(path, key), own, key)
         for key in module._non_persistent_buffers_set:
@@ -199,7 +201,7 @@ class Carried:
                 place = places.get(name)
                 path, _, key = name.rpartition(".")
                 if place is None and path in modules:  # made by the first batch
-                    place = _Place(name, vars(modules[path]), key)
+                    place = _Place(name, modules[path].__dict__, key)
                 if place is None:
                     raise UnsupportedError(
                         f"the model has no {path} to which the carried {key} belongs: a run is"
