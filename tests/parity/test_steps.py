@@ -13,6 +13,7 @@ import pytest
 import torch
 from node_runs import train_nodes
 from step_cases import Case, Found, run_cases, train
+from torch.utils.data import default_collate
 
 # isort: split
 from step_models import BATCH, EPOCHS, RATE, TASKS, plain_loop
@@ -26,6 +27,8 @@ LOSSES = tuple(name for name, task in TASKS.items() if task.loss is not None)
 STEPS = [name for name in TASKS if name not in LOSSES]
 WEIGHTED = ("class weights", "padding", "few that count", "loss with ignore_index")
 CUTS = "cuts a model of one input into stages, which a step of your own calls"
+COUNTED = ("label smoothing", "a parameter term", "sum")
+"""Means over samples, and sums: those whose parts need no weight."""
 KNOWS_NO_WEIGHT = "none knows the weight of the whole batch"
 REPLICAS = {"strategy": "replicas", "replicas": 3}
 PROCESSES = {"strategy": "processes", "processes": 2}
@@ -58,6 +61,18 @@ def difference(case: Case, found: Found) -> float:
     return max(float((found[name] - wanted[name]).abs().max()) for name in wanted)
 
 
+def loss_of(task: str, weights: dict[str, torch.Tensor] | None) -> float:
+    """Of all samples at once; None: of the weights that training begins with."""
+    torch.manual_seed(0)
+    model, data = TASKS[task].model(), TASKS[task].data
+    if weights is not None:
+        model.load_state_dict(weights)
+    with torch.no_grad():
+        batch = (TASKS[task].collate or default_collate)([data[n] for n in range(len(data))])
+        found = TASKS[task].called(model, batch)
+    return float(found["loss"] if isinstance(found, dict) else found)
+
+
 def check(cases: list[Case], found: list[Found]) -> None:
     for case, weights in zip(cases, found, strict=True):
         allowed = NORMALISED if "BatchNorm" in case.task else ROUNDING
@@ -85,9 +100,13 @@ def test_two_ranks(tmp_path: Path) -> None:
     refused = [(Case(task=task, node=PIPELINE), CUTS) for task in STEPS]
     hogwild = {**PROCESSES, "strategy": "hogwild"}
     refused += [(Case(task=task, node=hogwild), KNOWS_NO_WEIGHT) for task in WEIGHTED]
-    found = run_cases(tmp_path, [*cases, *(case for case, _ in refused)])
+    apart = [Case(task=task, node=hogwild) for task in COUNTED]  # not exact, by what it is
+    found = run_cases(tmp_path, [*cases, *apart, *(case for case, _ in refused)])
     check(cases, found[: len(cases)])
-    for (case, reason), said in zip(refused, found[len(cases) :], strict=True):
+    for case, weights in zip(apart, found[len(cases) :], strict=False):
+        assert not isinstance(weights, str), f"{case}: {weights}"
+        assert loss_of(case.task, weights) < loss_of(case.task, None), case
+    for (case, reason), said in zip(refused, found[len(cases) + len(apart) :], strict=True):
         assert reason in str(said), case
 
 
@@ -96,7 +115,11 @@ def test_two_ranks(tmp_path: Path) -> None:
 def test_four_ranks(tmp_path: Path) -> None:
     cases = [Case(task=task, node=HYBRID) for task in LOSSES]
     cases += [Case(task=task, node={**PROCESSES, "processes": 4}) for task in STEPS]
-    check(cases, run_cases(tmp_path, cases))
+    refused = [Case(task=task, node=HYBRID) for task in STEPS]
+    found = run_cases(tmp_path, [*cases, *refused])
+    check(cases, found[: len(cases)])
+    for case, said in zip(refused, found[len(cases) :], strict=True):
+        assert CUTS in str(said), case
 
 
 def settings(task: str) -> tuple[str, ...]:

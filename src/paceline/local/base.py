@@ -218,6 +218,11 @@ class LocalStrategy(ABC):
         """Give the node's other ranks the leader's buffers; every rank of the node calls it."""
 
     @property
+    def copies(self) -> list[nn.Module]:
+        """Every module of this process that trains as the model."""
+        return [self.model]
+
+    @property
     def parameters(self) -> int:
         """How many weights the whole model has."""
         return sum(parameter.numel() for parameter in self.model.parameters())

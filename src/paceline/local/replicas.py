@@ -152,6 +152,10 @@ class Replicas(WholeOptimizer):
     def model(self) -> nn.Module:
         return self._model
 
+    @property
+    def copies(self) -> list[nn.Module]:
+        return [self._model, *self._replicas]
+
     def prepare_evaluation(self) -> None:
         """Give the model what changes besides weights: the first replica's."""
         for mine, kept in zip(self._model.modules(), self._replicas[0].modules(), strict=True):

@@ -11,7 +11,9 @@ import torch
 
 from paceline.data.feed import evaluation_batches
 from paceline.local.base import StepResult
+from paceline.schema.checkpoint import read_state
 from paceline.serve.trained import BATCH, Weights, open_trained
+from paceline.training.carried import CARRIED
 from paceline.training.given import Given, refuse_without_objects
 from paceline.training.parts import make_parts
 from paceline.training.totals import means_of
@@ -27,10 +29,12 @@ def score(path: Path, given: Given | None, *, data: Any, weights: Weights) -> di
     if data is not None:
         given = dataclasses.replace(given or Given(), data=(data, data))
     parts = make_parts(trained.config, given)
-    found = StepResult()
+    found, size = StepResult(), BATCH
+    if CARRIED in read_state(trained.checkpoint).optimizer_numbers:  # it may want batches alike
+        size = trained.config.workload.global_batch(1)
     try:
         with torch.no_grad():
-            for batch in evaluation_batches(parts.dataset.test, batch_size=BATCH):
+            for batch in evaluation_batches(parts.dataset.test, batch_size=size):
                 measure = parts.step(trained.model, batch.samples.values)
                 found += StepResult.of(measure, batch.count, 0.0)
     finally:

@@ -30,6 +30,7 @@ from paceline.training.assemble import (
     make_whole,
     whole_optimizer_state,
 )
+from paceline.training.carried import Carried
 from paceline.training.checkpoint import Checkpoints, Position, TrainState, check_model
 from paceline.training.epoch_log import EpochLog
 from paceline.training.evaluate import existing, has_classes
@@ -71,6 +72,7 @@ class Continuing:
         self.job = dataclasses.replace(make_job(task, parts), span=recorder.span)
         self.dataset = parts.dataset
         self.strategy = local.build(self.job)
+        self.carried = Carried(self.strategy.model, self.job.build_model)
         check_extra_state(self.strategy.model)
         self.shares = [node.share for node in task.plan.nodes]
         self.feed = make_feed(task, parts, self.strategy)
@@ -207,7 +209,7 @@ class Continuing:
         return Handover(
             state=state,
             model=self.strategy.model.state_dict(),
-            optimizer=optimizer,
+            optimizer=optimizer | self.carried.read(),
             durations=tuple(self.tally.durations),
             saved_at=self.saved_at,
         )
@@ -238,7 +240,8 @@ class Continuing:
         torn = before is not None and before.steps_begun != getattr(
             self.strategy, "steps_begun", -1
         )
-        if self.job.partition is not None or torn or has_extra_state(self.strategy.model):
+        lost = has_extra_state(self.strategy.model) or self.carried.has_attributes
+        if self.job.partition is not None or torn or lost:
             return None
         if before is not None:
             self.position, self.tally = before.position, before.tally
@@ -273,7 +276,9 @@ class Continuing:
         """Refuse `train.until.accuracy` without classes before anything is trained."""
         # Layers that are split over nodes compute only together: there the first evaluation tells.
         if self.config.train.until.accuracy is not None and self.job.partition is None:
-            self.goal.check(classes=has_classes(self.strategy, self.job, self.dataset.test))
+            with self.carried.set_aside():
+                classes = has_classes(self.strategy, self.job, self.dataset.test)
+            self.goal.check(classes=classes)
 
     def begin(self) -> None:
         """Meet the other nodes; one that joins a training goes on where that is."""
@@ -308,6 +313,7 @@ class Continuing:
         self.strategy.load_weights(handover.model)
         self.strategy.spread_buffers()  # also those that no checkpoint has
         self.strategy.load_optimizer_state(handover.optimizer)
+        self.carried.write(handover.optimizer, self.strategy.copies)
         self.position, self.saved_at = state.position, handover.saved_at
         self.unclosed = handover.unclosed
         self.goal.best_accuracy, self.goal.best_loss = state.best_accuracy, state.best_loss

@@ -19,6 +19,7 @@ from paceline.local.base import (
     autocast,
     placed,
 )
+from paceline.training.carried import Carried
 from paceline.training.team import Team
 from paceline.training.totals import added_up, agreed_names, means_of
 
@@ -45,9 +46,16 @@ def existing(value: float) -> float | None:
 
 
 def evaluate(
-    strategy: LocalStrategy, job: Job, source: Source, team: Team, shares: Sequence[float]
+    strategy: LocalStrategy,
+    job: Job,
+    source: Source,
+    team: Team,
+    shares: Sequence[float],
+    carried: Carried,
 ) -> Score:
     """Score the current weights on all of `source`; every rank calls it and gets the same answer.
+
+    What the model has `carried` stays the training's; it reads the test data from its beginning.
 
     `shares` are the ranks' parts where all are there; a part of the test set is never scored for
     the whole: where a rank was lost on the way, those who are left divide it again.
@@ -61,7 +69,9 @@ def evaluate(
                 f"an evaluation covered {total:.0f} samples, but the test data says that it has"
                 f" {len(source)}: give it a length that is true"
             )
-        tally = _tally(strategy, job, source, team.context.rank, divided)
+        alike = carried.is_there
+        with carried.set_aside():
+            tally = _tally(strategy, job, source, team.context.rank, divided, alike=alike)
         names = agreed_names(team, job.step, tally.sums, ["top5"])
         # All at once: a rank that is lost between two sums would be in one of them.
         own = {LOSS: (tally.loss_sum, tally.weight), HITS: (tally.correct, float(tally.samples))}
@@ -78,12 +88,18 @@ def evaluate(
 
 
 def _tally(
-    strategy: LocalStrategy, job: Job, source: Source, rank: int, shares: Sequence[float]
+    strategy: LocalStrategy,
+    job: Job,
+    source: Source,
+    rank: int,
+    shares: Sequence[float],
+    *,
+    alike: bool,
 ) -> StepResult:
-    """Everything that is reported, of a rank's part."""
+    """Everything that is reported, of a rank's part; `alike`: in batches as the training's."""
     model = strategy.model
     found = StepResult()
-    batch_size = max(32, min(job.batch_size, 256))
+    batch_size = job.batch_size if alike else max(32, min(job.batch_size, 256))
     model.eval()
     with torch.no_grad():
         for batch in evaluation_batches(source, batch_size=batch_size, worker=rank, shares=shares):

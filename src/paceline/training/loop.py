@@ -138,6 +138,7 @@ class Trainer(Continuing):
     def run(self) -> None:
         """All updates that are left, of the training or of the leg."""
         self.count_exchange()  # what went into start-up
+        self.carried.begin()
         first = self.position.update
         if self.unclosed:
             self.end_epoch()
@@ -288,7 +289,9 @@ class Trainer(Continuing):
             with self.recorder.span("evaluate"):
                 make_whole(self.task, self.team, self.job, self.strategy)
                 shares = worker_shares(self.task.plan, self.shares, by_rank=True)
-                score = evaluate(self.strategy, self.job, self.dataset.test, self.team, shares)
+                score = evaluate(
+                    self.strategy, self.job, self.dataset.test, self.team, shares, self.carried
+                )
         line = {
             "epoch": epoch,
             "train_loss": loss_sum / weight if weight else None,

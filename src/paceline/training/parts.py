@@ -33,6 +33,7 @@ from paceline.references import OBJECT, is_reference, resolve, resolve_factory
 from paceline.schema import Config, Plan
 from paceline.schema.config import LOSSES
 from paceline.schema.signature import Signature
+from paceline.training.carried import Carried
 from paceline.training.given import Given, with_open_data
 from paceline.training.optimizers import is_elementwise, optimizer_factory
 from paceline.training.pieces_trial import acts_on_pieces
@@ -99,10 +100,11 @@ def make_parts(config: Config, given: Given | None = None) -> Parts:
 
     def run_once(model: nn.Module) -> None:
         one = first.samples(np.array([0]), epoch=0, augment=False)
-        if isinstance(step, OwnStep):
-            step(model, one.values)
-        else:
-            model(one.inputs)
+        with Carried(model, lambda: model).set_aside():
+            if isinstance(step, OwnStep):
+                step(model, one.values)
+            else:
+                model(one.inputs)
 
     return Parts(
         dataset=dataset,

@@ -43,6 +43,7 @@ from paceline.training.assemble import (
     make_whole,
     whole_optimizer_state,
 )
+from paceline.training.carried import RUNNING
 from paceline.training.compare import TOLERANCE, compare
 from paceline.training.device import choose_device
 from paceline.training.parts import Parts
@@ -50,6 +51,7 @@ from paceline.training.proof_record import known, proof_key, record
 from paceline.training.proof_samples import (
     division,
     drawn_samples,
+    following_samples,
     normalised_size,
     update_sizes,
 )
@@ -57,10 +59,8 @@ from paceline.training.reference import Drawn, Plainly, ReferenceResult, tensors
 from paceline.training.serving import make_team
 from paceline.training.shares import worker_shares
 from paceline.training.team import Team
-from paceline.training.verdict import judged, name_of, remedy_for
+from paceline.training.verdict import judged, looked_back, name_of, remedy_for
 
-RUNNING = ("running_mean", "running_var", "num_batches_tracked")
-"""What normalising layers keep of the batches that they have seen."""
 PROOF = "the proof of the plan"
 """What ranks wait for together."""
 NUDGES = 2
@@ -137,19 +137,31 @@ def _prove_plan(task: Task, parts: Parts) -> None:
     key = proof_key(task, parts) if first else ""
     kept = known(task, key)
     order: dict[str, Any] = {"known": kept is not None, "rate": 1.0, "normalises": False}
+    order |= {"alike": 0, "refusal": ""}
     expected: ReferenceResult | None = None
     plainly = _plainly(task, parts)
     if kept is not None:
         record(task, kept)
     elif first:
-        order["normalises"] = _normalises(task, parts)
-        expected = plainly.train(drawn_samples(task, parts, sizes))
-        order["rate"] = expected.rate
+        found = looked_back(task, parts, plainly, sizes[0])
+        order |= {"alike": found.alike, "refusal": found.refusal}
+        if not found.refusal:
+            order["normalises"] = _normalises(task, parts)
+            expected = plainly.train(_batches(task, parts, sizes, found.alike))
+            order["rate"] = expected.rate
     order = parse_json(team.from_first(json.dumps(order), PROOF))
     if order["known"]:
         return
-    batches = drawn_samples(task, parts, sizes)
     proof = Proof(key=key, samples=sizes, tolerance=TOLERANCE[task.plan.precision])
+    if order["refusal"]:
+        if first:
+            took = time.perf_counter() - started
+            reason = order["refusal"]
+            record(task, dataclasses.replace(proof, reason=reason, cause="carried", seconds=took))
+        raise ProofError(order["refusal"])
+    batches = _batches(task, parts, sizes, order["alike"])
+    sizes = (batches[0].count, batches[1].count)
+    proof = dataclasses.replace(proof, samples=sizes)
     with _on_a_copy(task, parts, sizes[0], proof) as (job, strategy):
         _train(task, job, strategy, batches, order["rate"])
         make_whole(task, team, job, strategy)
@@ -165,7 +177,9 @@ def _prove_plan(task: Task, parts: Parts) -> None:
             proof = judged(task, plainly, batches, expected, comparison, proof)
         refusal = team.from_first(proof.reason, PROOF)
     if not refusal and order["normalises"]:
-        proof = _prove_statistics(task, team, parts, plainly, proof, order["rate"])
+        proof = _prove_statistics(
+            task, team, parts, plainly, proof, order["rate"], alike=order["alike"]
+        )
         refusal = team.from_first(proof.reason, PROOF)
     if first:
         record(task, dataclasses.replace(proof, seconds=time.perf_counter() - started))
@@ -173,15 +187,27 @@ def _prove_plan(task: Task, parts: Parts) -> None:
         raise ProofError(refusal)
 
 
+def _batches(task: Task, parts: Parts, sizes: Sequence[int], alike: int) -> list[Drawn]:
+    """Of the two updates; `alike`: of so many samples each, where the model needs it."""
+    return following_samples(task, parts, alike) if alike else drawn_samples(task, parts, sizes)
+
+
 def _prove_statistics(
-    task: Task, team: Team, parts: Parts, plainly: Plainly, proof: Proof, rate: float
+    task: Task,
+    team: Team,
+    parts: Parts,
+    plainly: Plainly,
+    proof: Proof,
+    rate: float,
+    *,
+    alike: int,
 ) -> Proof:
     """That BatchNorm sees the whole batch: its running statistics after one update.
 
     Weights are not compared: what BatchNorm makes of a few samples leads plain PyTorch itself apart
     by some percent when the last digit of the weights is changed.
     """
-    size = normalised_size(task.plan, len(parts.dataset.train))
+    size = alike or normalised_size(task.plan, len(parts.dataset.train))
     batches = drawn_samples(task, parts, [size])
     first = task.context.is_first
     with _on_a_copy(task, parts, size, proof, settled=False) as (job, strategy):
@@ -334,6 +360,10 @@ def _prove_division(task: Task, parts: Parts) -> None:
         return
     sizes = update_sizes(task.plan, len(parts.dataset.train))
     batches, plainly = drawn_samples(task, parts, sizes), _plainly(task, parts)
+    if refusal := looked_back(task, parts, plainly, sizes[0]).refusal:
+        if first:
+            record(task, Proof(key=key, samples=sizes, reason=refusal, cause="carried"))
+        raise ProofError(refusal)
     expected = plainly.train(batches)
     divided = plainly.run(batches, expected.rate, divide=partial(division, task.plan))
     tolerance = TOLERANCE[task.plan.precision]

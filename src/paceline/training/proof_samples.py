@@ -81,6 +81,18 @@ def drawn_samples(task: Task, parts: Parts, sizes: Sequence[int]) -> list[Drawn]
     ]
 
 
+def following_samples(task: Task, parts: Parts, size: int) -> list[Drawn]:
+    """The first samples of two batches, one after the other: what a state is carried between.
+
+    Where an epoch has one batch only, the second are samples of that one, turned around.
+    """
+    sampler = global_sampler(task, parts)
+    first, second = sampler.batch(0, 0), sampler.batch(0, 1)
+    if len(second) < size:
+        second = first[::-1]
+    return [Drawn(parts.dataset.train, numbers[:size]) for numbers in (first, second)]
+
+
 def global_sampler(task: Task, parts: Parts) -> GlobalSampler:
     return GlobalSampler(
         samples=len(parts.dataset.train),

@@ -41,6 +41,8 @@ TARGET = 0.02
 TRIES = 4
 FUSED_FROM = 5_000_000
 """Weights from which a step of an optimizer that is not fused would take most of the time."""
+CARRIED = 2.0**-22
+"""Relative; by how much a loss may differ that nothing but rounding has led apart."""
 NUDGE = 2.0**-22
 """A change of the weights, relative to them, in about their last digit."""
 
@@ -193,6 +195,18 @@ class Plainly:
         model = self._model(settled=True)
         with torch.no_grad():
             return torch.cat([self._forward(model, part.inputs) for part in batch.parts(sizes)])
+
+    def carries(self, before: Drawn, batch: Drawn) -> bool:
+        """Whether what a batch gives depends on which one the model has had before.
+
+        Not on whether it had one: what counts calls is the same wherever the batch is divided.
+        """
+        found = []
+        for earlier in (before, batch):
+            model = self._model(settled=True)
+            self._loss(model, earlier.whole())
+            found.append(float(self._loss(model, batch.whole())[0].detach()))
+        return all(map(math.isfinite, found)) and not math.isclose(*found, rel_tol=CARRIED)
 
     def loss_apart(self, batch: Drawn, sizes: Sequence[int]) -> float | None:
         """How far the loss of a batch is from the mean of its parts' losses, by their weights.

@@ -15,7 +15,8 @@ from paceline.schema.proof import Cause, Proof
 from paceline.schema.strategies import strategy_of
 from paceline.training.assemble import Task
 from paceline.training.compare import TOLERANCE, Difference, WeightComparison, compare
-from paceline.training.proof_samples import division, global_sampler
+from paceline.training.parts import Parts
+from paceline.training.proof_samples import division, following_samples, global_sampler
 from paceline.training.reference import Drawn, Plainly, ReferenceResult, loss_apart
 
 LOSS_BATCHES = 8
@@ -36,6 +37,44 @@ NOT_BY_WEIGHT = (
     " weight (return as 'weight' how many tokens, or which sum of class weights, it is a mean by,"
     " or 'sum'; or the model looks across samples)"
 )
+CARRIES = (
+    "the model carries state from one batch to the next (a hidden state that it keeps), which"
+    " belongs to the batch as a whole (paceline.Pace trains columns with their state)"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LookedBack:
+    """What is known of a model that is given one batch after another."""
+
+    alike: int = 0
+    """Samples that each batch of the proof must have, where their number must not change."""
+    refusal: str = ""
+
+
+def looked_back(task: Task, parts: Parts, plainly: Plainly, size: int) -> LookedBack:
+    """Whether a model carries state between batches, of `size` samples or else whole ones."""
+    whole = global_sampler(task, parts).batch_size
+    divides = len(division(task.plan, task.plan.batch_size)) > 1
+    who, remedy = name_of(task.plan), remedy_for(task)
+    needed = 0
+    try:
+        carries = plainly.carries(*following_samples(task, parts, size))
+    except Exception as error:  # the user's model: it may want whole batches
+        try:
+            carries = plainly.carries(*following_samples(task, parts, whole))
+        except Exception:
+            return LookedBack()  # it fails in any case, and says so where it is held against itself
+        if divides and not carries:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            return LookedBack(
+                refusal=f"{who} divides batches, of which the model takes only those of {whole}"
+                f" samples ({reason}); {remedy}"
+            )
+        needed = whole
+    if carries and divides:
+        return LookedBack(refusal=f"{who} divides batches, but {CARRIES}; {remedy}")
+    return LookedBack(alike=needed or (size if carries else 0))
 
 
 def judged(

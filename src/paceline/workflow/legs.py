@@ -349,7 +349,7 @@ class LegTraining:
             proof = read_json(Proof, self._home.run.path / "proof.json")
         except PacelineError:
             return False
-        return proof.cause in ("loss", "samples")
+        return proof.cause in ("loss", "samples", "carried")
 
     def _standby_is_well(self) -> bool:
         """Whether the ranks only refused, and stand by again."""

@@ -47,6 +47,22 @@ def test_weights_are_those_of_one_process(
     assert "rank 0 alone" in (tmp_path / "mine" / "report.html").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.world_size(4)
+@pytest.mark.parametrize(("ranks", "kind"), [(1, "norm"), (2, "gan"), (2, "shuffled")])
+def test_hosts_stand_by_and_come_back(run_cli: Cli, tmp_path: Path, ranks: int, kind: str) -> None:
+    """Two hosts, which here are one machine by two names."""
+    expected = plainly(tmp_path, kind)
+    words = (SCRIPT, kind, "out.pt", "--switch", "3", "--run", "mine")
+    done = run_cli("run", "--nproc", str(ranks), "--hosts", "localhost,127.0.0.1", *words)
+    assert done.returncode == 0, done.stderr
+    assert difference(expected, tmp_path / "out.pt") < TOLERANCE
+    legs = read_legs(tmp_path / "mine" / "legs.jsonl")
+    teams = {"rank 0 alone", f"all {2 * ranks} ranks"} | ({"ranks 0 and 1"} if ranks > 1 else set())
+    assert teams <= {leg.name for leg in legs}
+    assert sum(leg.updates for leg in legs) == 15
+
+
 def test_a_run_that_stopped_goes_on(run_cli: Cli, tmp_path: Path) -> None:
     expected = plainly(tmp_path, "norm", "--epochs", "4")
     for words in (("--stop", "2"), ()):
