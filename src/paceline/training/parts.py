@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -208,6 +209,7 @@ def _checked_loss(loss: Loss, name: str) -> Loss:
             f"loss {name!r} is a class: give an instance of it, as loss={loss.__name__}(), or a"
             " function (outputs, targets) -> mean over the samples"
         )
+    _refuse_own_weights(loss, name)
 
     def checked(outputs: Any, targets: torch.Tensor) -> Any:
         if loss is nn.functional.cross_entropy:
@@ -222,6 +224,20 @@ def _checked_loss(loss: Loss, name: str) -> Loss:
         return value
 
     return checked
+
+
+def _refuse_own_weights(loss: Loss, name: str) -> None:
+    """Weights of a loss reach no optimizer and no checkpoint: they would stay as they are."""
+    owner = getattr(loss, "__self__", loss)
+    if not isinstance(owner, nn.Module):
+        return
+    for weight, parameter in owner.named_parameters():
+        if parameter.requires_grad:
+            raise ConfigError(
+                f"loss {name!r} has weights of its own ({weight}), which no optimizer would train:"
+                " put it into the model and call it in a step, or freeze it with"
+                " requires_grad_(False)"
+            )
 
 
 def _refuse_one_class(outputs: Any, targets: torch.Tensor) -> None:
@@ -252,6 +268,18 @@ def _refusal(name: str, outputs: Any, targets: Any, error: BaseException) -> Use
             f" ({reason}): give numbers of classes as int64 and other targets as float32"
         )
     return None
+
+
+def _refuse_hidden_train(model: nn.Module) -> None:
+    """A method `train` of one's own hides the one that puts layers into training mode."""
+    for layer in model.modules():
+        try:
+            inspect.signature(layer.train).bind(True)
+        except TypeError:
+            raise ModelError(
+                f"{type(layer).__name__} has a method train of its own, which cannot be called as"
+                " torch's train(mode) and hides it: rename it"
+            ) from None
 
 
 def model_factory(
@@ -298,6 +326,7 @@ def model_factory(
             else:
                 model = call_factory(factory, name, sizes, work.model_options)
                 initialise_lazy(model, name, run_once)
+                _refuse_hidden_train(model)
         if work.weights is not None:
             models.load_weights(model, Path(work.weights), replace_head=work.head == "replace")
         if work.freeze:

@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from paceline import exchange, local
 from paceline.data.sampler import apportion
@@ -28,7 +29,7 @@ from paceline.errors import PacelineError, ProofError
 from paceline.local.base import Job, LocalStrategy
 from paceline.local.batch_norm import batch_norms, refuse_without_sums
 from paceline.local.memory import give_back_memory
-from paceline.local.steps import Loss, Supervised
+from paceline.local.steps import Loss, OwnStep, Supervised
 from paceline.local.still import chance_kept, still
 from paceline.observe.recorder import Recorder
 from paceline.schema.plain import parse_json
@@ -45,7 +46,8 @@ from paceline.training.assemble import (
 )
 from paceline.training.compare import TOLERANCE, compare
 from paceline.training.device import choose_device
-from paceline.training.parts import Parts
+from paceline.training.outside import Outside
+from paceline.training.parts import Parts, data_request
 from paceline.training.proof_record import known, proof_key, record
 from paceline.training.proof_samples import (
     division,
@@ -72,12 +74,27 @@ def prove(task: Task, parts: Parts, recorder: Recorder) -> None:
     kind = provable(task)
     if kind == "nothing":
         return
-    parts = dataclasses.replace(parts, build_model=_OneStart(parts.build_model))
+    start = _OneStart(parts.build_model)
+    parts = dataclasses.replace(parts, build_model=start)
     with recorder.span("proof"), chance_kept():
-        if kind == "division":
-            _prove_division(task, parts)
-        else:
-            _prove_plan(task, parts)
+        outside = Outside(_users_functions(task, parts, start.look()))
+        try:
+            if kind == "division":
+                _prove_division(task, parts, outside)
+            else:
+                _prove_plan(task, parts, outside)
+        finally:
+            outside.restore()
+
+
+def _users_functions(task: Task, parts: Parts, model: nn.Module) -> list[Any]:
+    """What a training calls again and again, of which a proof must leave no trace."""
+    step, found = parts.step, [type(layer).forward for layer in model.modules()]
+    collate = data_request(task.config, task.given).collate_fn
+    own = [step.function] if isinstance(step, OwnStep) else []
+    if isinstance(step, Supervised):
+        own = [step.loss, *step.metrics.values()]
+    return [*own, *([collate] if collate is not None else []), *found]
 
 
 class _OneStart:
@@ -105,10 +122,14 @@ class _OneStart:
 
 
 def _normalises(task: Task, parts: Parts) -> bool:
-    """Whether the model has a BatchNorm, which must see whole batches."""
+    """Whether the model has a layer that keeps statistics, which must see whole batches."""
     assert isinstance(parts.build_model, _OneStart)
+    model = parts.build_model.look()
+    keeps = any(
+        isinstance(layer, _NormBase) and layer.running_mean is not None for layer in model.modules()
+    )
     whole = not has_local_batch_norm(task.config, task.plan)
-    return whole and bool(batch_norms(parts.build_model.look()))
+    return whole and (keeps or bool(batch_norms(model)))
 
 
 def provable(task: Task) -> str:
@@ -128,7 +149,7 @@ def provable(task: Task) -> str:
     return "nothing" if alone and plain else "plan"
 
 
-def _prove_plan(task: Task, parts: Parts) -> None:
+def _prove_plan(task: Task, parts: Parts, outside: Outside) -> None:
     started = time.perf_counter()
     first = task.context.is_first
     team = make_team(task)
@@ -138,18 +159,21 @@ def _prove_plan(task: Task, parts: Parts) -> None:
     kept = known(task, key)
     order: dict[str, Any] = {"known": kept is not None, "rate": 1.0, "normalises": False}
     expected: ReferenceResult | None = None
-    plainly = _plainly(task, parts)
+    kept_outside = ""
+    plainly = _plainly(task, parts, outside)
     if kept is not None:
         record(task, kept)
     elif first:
         order["normalises"] = _normalises(task, parts)
         expected = plainly.train(drawn_samples(task, parts, sizes))
         order["rate"] = expected.rate
+        kept_outside = _kept_outside(task, plainly, expected.rate, outside)
     order = parse_json(team.from_first(json.dumps(order), PROOF))
     if order["known"]:
         return
     batches = drawn_samples(task, parts, sizes)
     proof = Proof(key=key, samples=sizes, tolerance=TOLERANCE[task.plan.precision])
+    outside.restore()
     with _on_a_copy(task, parts, sizes[0], proof) as (job, strategy):
         _train(task, job, strategy, batches, order["rate"])
         make_whole(task, team, job, strategy)
@@ -163,6 +187,10 @@ def _prove_plan(task: Task, parts: Parts) -> None:
                 nudged=partial(_nudged, plainly, batches, expected.rate),
             )
             proof = judged(task, plainly, batches, expected, comparison, proof)
+            if kept_outside:
+                proof = dataclasses.replace(
+                    proof, passed=False, reason=kept_outside, cause="outside"
+                )
         refusal = team.from_first(proof.reason, PROOF)
     if not refusal and order["normalises"]:
         proof = _prove_statistics(task, team, parts, plainly, proof, order["rate"])
@@ -184,6 +212,7 @@ def _prove_statistics(
     size = normalised_size(task.plan, len(parts.dataset.train))
     batches = drawn_samples(task, parts, [size])
     first = task.context.is_first
+    plainly.outside.restore()
     with _on_a_copy(task, parts, size, proof, settled=False) as (job, strategy):
         _train(task, job, strategy, batches, rate)
         make_whole(task, team, job, strategy)
@@ -260,8 +289,56 @@ def _remedy_for_failure(task: Task) -> str:
     return remedy_for(task)
 
 
-def _plainly(task: Task, parts: Parts) -> Plainly:
+def _kept_outside(task: Task, plainly: Plainly, rate: float, outside: Outside) -> str:
+    """Why the plan does not do where the user's code keeps a state that no leg takes over.
+
+    Threads share what is outside of the model; a leg in other copies or processes begins with
+    another state. What is only built at the first call, or grows as a list of losses does, is none.
+    """
+    plan = task.plan
+    shared = any(node.replicas > 1 and node.stages == 1 for node in plan.nodes)
+    several = len(plan.nodes) > 1 or any(node.ranks > 1 for node in plan.nodes)
+    legs = task.in_legs or task.config.local.strategy == "auto"
+    if not (shared or (legs and several)):
+        return ""
+    again = Outside(outside.functions)  # with what the first calls have built
+    assert isinstance(plainly.parts.build_model, _OneStart)
+    model = plainly.parts.build_model.look()
+    before = _attributes(model)
+    try:
+        plainly.again(drawn_samples(task, plainly.parts, [2]), rate)
+        name = again.changed(growing=False)
+    finally:
+        again.restore()
+    if name:
+        what = f"{name} changes with every batch, but is no part of the model"
+        remedy = "keep it in the model, as a buffer"
+    else:
+        after = _attributes(model)
+        name = next((n for n, value in after.items() if before.get(n, value) != value), "")
+        if not (name and legs):
+            return ""
+        what = f"{name} of the model changes with every batch, but is no buffer"
+        remedy = "make it one with register_buffer"
+    return (
+        f"{name_of(plan)} may give other weights: {what}, so that it would not go along from one"
+        f" leg to the next, or be shared by threads; {remedy}, or {remedy_for(task)}"
+    )
+
+
+def _attributes(model: nn.Module) -> dict[str, Any]:
+    """Numbers that layers keep as plain attributes."""
+    return {
+        f"{name}.{key}" if name else key: value
+        for name, layer in model.named_modules()
+        for key, value in vars(layer).items()
+        if isinstance(value, int | float) and key != "training"
+    }
+
+
+def _plainly(task: Task, parts: Parts, outside: Outside) -> Plainly:
     return Plainly(
+        outside=outside,
         config=task.config,
         parts=parts,
         precision=task.plan.precision,
@@ -319,7 +396,7 @@ def _nudged(plainly: Plainly, batches: Sequence[Drawn], rate: float) -> list[Ref
     return [plainly.run(batches, rate, nudge=seed) for seed in range(NUDGES)]
 
 
-def _prove_division(task: Task, parts: Parts) -> None:
+def _prove_division(task: Task, parts: Parts, outside: Outside) -> None:
     """Where servers update the weights: that the parts of a batch add up, in one process.
 
     Every worker finds the same, so that all refuse or none.
@@ -333,7 +410,7 @@ def _prove_division(task: Task, parts: Parts) -> None:
     if known(task, key) is not None:
         return
     sizes = update_sizes(task.plan, len(parts.dataset.train))
-    batches, plainly = drawn_samples(task, parts, sizes), _plainly(task, parts)
+    batches, plainly = drawn_samples(task, parts, sizes), _plainly(task, parts, outside)
     expected = plainly.train(batches)
     divided = plainly.run(batches, expected.rate, divide=partial(division, task.plan))
     tolerance = TOLERANCE[task.plan.precision]
