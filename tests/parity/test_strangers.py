@@ -65,6 +65,11 @@ class OwnTrain(Net):
         raise AssertionError
 
 
+class Short(Net):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs)[1:]
+
+
 class Centers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -139,6 +144,18 @@ REFUSED = {
     "an optimizer without a rate": (
         {"optimizer": WithoutRate}, {"local.strategy": "sequential"}, "has lr = None",
     ),
+    "no data": ({"data": None}, {}, "data = None"),
+    "nothing to train": (
+        {"model": lambda: Net().requires_grad_(False)}, {}, "only frozen weights",
+    ),
+    "a target too many": (
+        {"data": (TensorDataset(torch.rand(8, 12), torch.arange(8)), data()[1])},
+        {"local.strategy": "sequential"}, "targets from 0 to 7 for outputs of 2 classes",
+    ),
+    "fewer outputs than samples": (
+        {"model": Short}, {"local.strategy": "sequential"}, "one output per sample",
+    ),
+    "a metric that is none": ({"metrics": {"five": 5}}, {}, "metric 'five' is a int"),
 }  # fmt: skip
 
 
@@ -147,6 +164,8 @@ def test_what_would_be_trained_otherwise_is_refused(name: str, tmp_path: Path) -
     parts, settings, said = REFUSED[name]
     with pytest.raises(paceline.UserError, match=said):
         trained(tmp_path / "run", settings, **parts)
+    if name != "weights trained later":  # which had begun
+        assert not (tmp_path / "run").exists()
 
 
 def test_a_loss_with_frozen_weights_is_taken(tmp_path: Path) -> None:

@@ -117,8 +117,8 @@ def _build_custom(
         given = group.get("lr")
         if not isinstance(given, int | float | torch.Tensor):
             raise UnsupportedError(
-                f"optimizer {called}: {type(optimizer).__name__} has lr = {given!r}, but every group"
-                " of parameters must have a number there, which learning rates and proofs scale:"
+                f"optimizer {called}: {type(optimizer).__name__} has lr = {given!r}, but every"
+                " group of parameters must have a number there, which schedules and proofs scale:"
                 " give it one"
             )
     return optimizer
