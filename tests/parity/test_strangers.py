@@ -149,7 +149,7 @@ REFUSED = {
         {"model": lambda: Net().requires_grad_(False)}, {}, "only frozen weights",
     ),
     "a target too many": (
-        {"data": (TensorDataset(torch.rand(8, 12), torch.arange(8)), data()[1])},
+        {"data": (TensorDataset(torch.rand(8, 3, 4), torch.arange(8)), data()[1])},
         {"local.strategy": "sequential"}, "targets from 0 to 7 for outputs of 2 classes",
     ),
     "fewer outputs than samples": (
