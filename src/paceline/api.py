@@ -37,6 +37,10 @@ __all__ = [
 ]  # fmt: skip
 
 
+OPTIONAL = ("step", "collate_fn", "scheduler")
+"""Parts of a workload that may be None."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """What to train: names as in a configuration, or objects of your own."""
@@ -186,6 +190,11 @@ def _names_and_objects(workload: Workload) -> tuple[dict[str, Any], Given | None
     for part, key in KEYS.items():
         value = getattr(workload, part)
         if value is None:
+            if part not in OPTIONAL:
+                raise ConfigError(
+                    f"{part} = None: leave it out for its default, or give what is to be used (a"
+                    " function that was called instead of named, perhaps, and returned nothing)"
+                )
             continue
         if part == "metrics":
             names[key], handed = _named_metrics(value)

@@ -7,14 +7,15 @@ from typing import Literal
 
 FORMAT = 3
 
-Cause = Literal["", "loss", "samples", "carried", "parts", "plan"]
+Cause = Literal["", "loss", "samples", "carried", "parts", "plan", "outside"]
 """Why a plan gives other weights:
 
 - loss: the loss of a batch is not the mean over its samples, so that its parts do not add up;
 - samples: what the model gives for a sample depends on the others of the batch;
 - carried: what the model gives for a batch depends on the batch before;
 - parts: what the plan does to a batch's parts, whatever the reason;
-- plan: something else in the plan.
+- plan: something else in the plan;
+- outside: the user's functions keep a state outside of the model, which the plan would not share.
 """
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.data.feed import Batch
-from paceline.errors import DivergedError
+from paceline.errors import DivergedError, ModelError
 from paceline.exchange.network import Traffic
 from paceline.local.base import StepResult
 from paceline.local.memory import keep_freed_memory
@@ -215,6 +215,7 @@ class Trainer(Continuing):
         loss = result.loss_sum / result.weight if result.weight else None
         if loss is not None and self.losses.has_diverged(loss):
             raise DivergedError(self.describe_divergence(loss))
+        self.refuse_other_weights()
         self.position = self.position.after_update()
         self.end_interruptible()
         if self.team.is_first and not self.task.rehearsal:
@@ -224,6 +225,19 @@ class Trainer(Continuing):
         host = "" if slowest is None else self.task.plan.nodes[slowest].host
         self.view.advance(images=self.units_of(batch, result), loss=loss, slowest=host)
         self.say_news()
+
+    def refuse_other_weights(self) -> None:
+        """Optimizers and exchanges have the weights that were to be trained in the beginning."""
+        for name, parameter in self.strategy.model.named_parameters():
+            before, now = self.trained.get(name, False), parameter.requires_grad
+            if now == before or (before and self.task.context.nodes == 1):
+                continue  # one machine leaves out what has no gradient, as plain PyTorch does
+            raise ModelError(
+                f"the model {'freezes' if before else 'begins to train'} {name} in update"
+                f" {self.position.update + 1}, but which weights are trained is fixed when a"
+                " training begins: train in two runs, the second with workload.weights of the"
+                " first, or keep a loop of your own"
+            )
 
     def units_of(self, batch: Batch, result: StepResult) -> int:
         """Of the global batch, in what rates count; from this rank's part of it."""

@@ -113,6 +113,14 @@ def _build_custom(
             " step (its step() needs a closure), which Paceline does not do: use one whose step()"
             " takes gradients, such as torch.optim.SGD or AdamW"
         )
+    for group in optimizer.param_groups:
+        given = group.get("lr")
+        if not isinstance(given, int | float | torch.Tensor):
+            raise UnsupportedError(
+                f"optimizer {called}: {type(optimizer).__name__} has lr = {given!r}, but every"
+                " group of parameters must have a number there, which schedules and proofs scale:"
+                " give it one"
+            )
     return optimizer
 
 

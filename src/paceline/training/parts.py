@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,6 +143,12 @@ def make_step(config: Config, given: Given) -> Step:
         return OwnStep(function=step, name=repr(work.step.removeprefix(OBJECT)))
     loss = given.loss if given.loss is not None else _named_loss(work.loss)
     handed = given.metrics or {}
+    for name, metric in handed.items():
+        if not callable(metric):
+            raise ConfigError(
+                f"metric {name!r} is a {type(metric).__name__}: give a function (outputs, targets)"
+                " -> (sum, count)"
+            )
     metrics = {
         name: handed[name] if name in handed else resolve(reference, f"workload.metrics.{name}")
         for name, reference in work.metrics.items()
@@ -210,6 +217,7 @@ def _checked_loss(loss: Loss, name: str) -> Loss:
             f"loss {name!r} is a class: give an instance of it, as loss={loss.__name__}(), or a"
             " function (outputs, targets) -> mean over the samples"
         )
+    _refuse_own_weights(loss, name)
 
     def checked(outputs: Any, targets: torch.Tensor) -> Any:
         if loss is nn.functional.cross_entropy:
@@ -224,6 +232,20 @@ def _checked_loss(loss: Loss, name: str) -> Loss:
         return value
 
     return checked
+
+
+def _refuse_own_weights(loss: Loss, name: str) -> None:
+    """Weights of a loss reach no optimizer and no checkpoint: they would stay as they are."""
+    owner = getattr(loss, "__self__", loss)
+    if not isinstance(owner, nn.Module):
+        return
+    for weight, parameter in owner.named_parameters():
+        if parameter.requires_grad:
+            raise ConfigError(
+                f"loss {name!r} has weights of its own ({weight}), which no optimizer would train:"
+                " put it into the model and call it in a step, or freeze it with"
+                " requires_grad_(False)"
+            )
 
 
 def _refuse_one_class(outputs: Any, targets: torch.Tensor) -> None:
@@ -253,7 +275,40 @@ def _refusal(name: str, outputs: Any, targets: Any, error: BaseException) -> Use
             f"loss {name!r} cannot take {targets.dtype} targets for {outputs.dtype} outputs"
             f" ({reason}): give numbers of classes as int64 and other targets as float32"
         )
+    if isinstance(error, IndexError) and "out of bounds" in str(error) and outputs.dim() > 1:
+        return DataError(
+            f"loss {name!r} got targets from {int(targets.min())} to {int(targets.max())} for"
+            f" outputs of {outputs.shape[1]} classes ({reason}): number classes from 0, or let the"
+            " model have more of them"
+        )
+    if isinstance(error, ValueError) and outputs.shape[:1] != targets.shape[:1]:
+        return ModelError(
+            f"the model gives outputs of shape {list(outputs.shape)} for targets of shape"
+            f" {list(targets.shape)}, which loss {name!r} cannot take ({reason}): give one output"
+            " per sample"
+        )
     return None
+
+
+def _refuse_nothing_to_train(model: nn.Module, name: str) -> None:
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        what = "only frozen weights" if next(model.parameters(), None) is not None else "no weights"
+        raise ModelError(
+            f"model {name!r} has {what}, so that nothing can be trained: let requires_grad be True"
+            " for those that are to be"
+        )
+
+
+def _refuse_hidden_train(model: nn.Module) -> None:
+    """A method `train` of one's own hides the one that puts layers into training mode."""
+    for layer in model.modules():
+        try:
+            inspect.signature(layer.train).bind(True)
+        except TypeError:
+            raise ModelError(
+                f"{type(layer).__name__} has a method train of its own, which cannot be called as"
+                " torch's train(mode) and hides it: rename it"
+            ) from None
 
 
 def model_factory(
@@ -300,6 +355,8 @@ def model_factory(
             else:
                 model = call_factory(factory, name, sizes, work.model_options)
                 initialise_lazy(model, name, run_once)
+                _refuse_hidden_train(model)
+                _refuse_nothing_to_train(model, name)
         if work.weights is not None:
             models.load_weights(model, Path(work.weights), replace_head=work.head == "replace")
         if work.freeze:

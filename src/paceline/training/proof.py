@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from paceline import exchange, local
 from paceline.data.sampler import apportion
@@ -28,7 +29,7 @@ from paceline.errors import PacelineError, ProofError
 from paceline.local.base import Job, LocalStrategy
 from paceline.local.batch_norm import batch_norms, refuse_without_sums
 from paceline.local.memory import give_back_memory
-from paceline.local.steps import Loss, Supervised
+from paceline.local.steps import Loss, OwnStep, Supervised
 from paceline.local.still import chance_kept, still
 from paceline.observe.recorder import Recorder
 from paceline.schema.plain import parse_json
@@ -46,7 +47,8 @@ from paceline.training.assemble import (
 from paceline.training.carried import RUNNING
 from paceline.training.compare import TOLERANCE, compare
 from paceline.training.device import choose_device
-from paceline.training.parts import Parts
+from paceline.training.outside import Outside
+from paceline.training.parts import Parts, data_request
 from paceline.training.proof_record import known, proof_key, record
 from paceline.training.proof_samples import (
     division,
@@ -72,12 +74,27 @@ def prove(task: Task, parts: Parts, recorder: Recorder) -> None:
     kind = provable(task)
     if kind == "nothing":
         return
-    parts = dataclasses.replace(parts, build_model=_OneStart(parts.build_model))
+    start = _OneStart(parts.build_model)
+    parts = dataclasses.replace(parts, build_model=start)
     with recorder.span("proof"), chance_kept():
-        if kind == "division":
-            _prove_division(task, parts)
-        else:
-            _prove_plan(task, parts)
+        outside = Outside(_users_functions(task, parts, start.look()))
+        try:
+            if kind == "division":
+                _prove_division(task, parts, outside)
+            else:
+                _prove_plan(task, parts, outside)
+        finally:
+            outside.restore()
+
+
+def _users_functions(task: Task, parts: Parts, model: nn.Module) -> list[Any]:
+    """What a training calls again and again, of which a proof must leave no trace."""
+    step, found = parts.step, [type(layer).forward for layer in model.modules()]
+    collate = data_request(task.config, task.given).collate_fn
+    own = [step.function] if isinstance(step, OwnStep) else []
+    if isinstance(step, Supervised):
+        own = [step.loss, *step.metrics.values()]
+    return [*own, *([collate] if collate is not None else []), *found]
 
 
 class _OneStart:
@@ -105,10 +122,14 @@ class _OneStart:
 
 
 def _normalises(task: Task, parts: Parts) -> bool:
-    """Whether the model has a BatchNorm, which must see whole batches."""
+    """Whether the model has a layer that keeps statistics, which must see whole batches."""
     assert isinstance(parts.build_model, _OneStart)
+    model = parts.build_model.look()
+    keeps = any(
+        isinstance(layer, _NormBase) and layer.running_mean is not None for layer in model.modules()
+    )
     whole = not has_local_batch_norm(task.config, task.plan)
-    return whole and bool(batch_norms(parts.build_model.look()))
+    return whole and (keeps or bool(batch_norms(model)))
 
 
 def provable(task: Task) -> str:
@@ -128,7 +149,7 @@ def provable(task: Task) -> str:
     return "nothing" if alone and plain else "plan"
 
 
-def _prove_plan(task: Task, parts: Parts) -> None:
+def _prove_plan(task: Task, parts: Parts, outside: Outside) -> None:
     started = time.perf_counter()
     first = task.context.is_first
     team = make_team(task)
@@ -139,29 +160,31 @@ def _prove_plan(task: Task, parts: Parts) -> None:
     order: dict[str, Any] = {"known": kept is not None, "rate": 1.0, "normalises": False}
     order |= {"alike": 0, "refusal": ""}
     expected: ReferenceResult | None = None
-    plainly = _plainly(task, parts)
+    plainly = _plainly(task, parts, outside)
     if kept is not None:
         record(task, kept)
     elif first:
         found = looked_back(task, parts, plainly, sizes[0])
-        order |= {"alike": found.alike, "refusal": found.refusal}
+        order |= {"alike": found.alike, "refusal": found.refusal, "cause": "carried"}
         if not found.refusal:
             order["normalises"] = _normalises(task, parts)
             expected = plainly.train(_batches(task, parts, sizes, found.alike))
-            order["rate"] = expected.rate
+            refusal = _kept_outside(task, plainly, expected.rate, outside)
+            order |= {"rate": expected.rate, "refusal": refusal, "cause": "outside"}
     order = parse_json(team.from_first(json.dumps(order), PROOF))
     if order["known"]:
         return
     proof = Proof(key=key, samples=sizes, tolerance=TOLERANCE[task.plan.precision])
     if order["refusal"]:
         if first:
-            took = time.perf_counter() - started
-            reason = order["refusal"]
-            record(task, dataclasses.replace(proof, reason=reason, cause="carried", seconds=took))
+            took, reason = time.perf_counter() - started, order["refusal"]
+            refused = dataclasses.replace(proof, reason=reason, cause=order["cause"], seconds=took)
+            record(task, refused)
         raise ProofError(order["refusal"])
     batches = _batches(task, parts, sizes, order["alike"])
     sizes = (batches[0].count, batches[1].count)
     proof = dataclasses.replace(proof, samples=sizes)
+    outside.restore()
     with _on_a_copy(task, parts, sizes[0], proof) as (job, strategy):
         _train(task, job, strategy, batches, order["rate"])
         make_whole(task, team, job, strategy)
@@ -210,6 +233,7 @@ def _prove_statistics(
     size = alike or normalised_size(task.plan, len(parts.dataset.train))
     batches = drawn_samples(task, parts, [size])
     first = task.context.is_first
+    plainly.outside.restore()
     with _on_a_copy(task, parts, size, proof, settled=False) as (job, strategy):
         _train(task, job, strategy, batches, rate)
         make_whole(task, team, job, strategy)
@@ -286,8 +310,36 @@ def _remedy_for_failure(task: Task) -> str:
     return remedy_for(task)
 
 
-def _plainly(task: Task, parts: Parts) -> Plainly:
+def _kept_outside(task: Task, plainly: Plainly, rate: float, outside: Outside) -> str:
+    """Why the plan does not do where the user's code keeps a state that no leg takes over.
+
+    Threads share what is outside of the model; a leg in other copies or processes begins with
+    another state. What is only built at the first call, or grows as a list of losses does, is none.
+    """
+    plan = task.plan
+    shared = any(node.replicas > 1 and node.stages == 1 for node in plan.nodes)
+    several = len(plan.nodes) > 1 or any(node.ranks > 1 for node in plan.nodes)
+    legs = task.in_legs or task.config.local.strategy == "auto"
+    if not (shared or (legs and several)):
+        return ""
+    again = Outside(outside.functions)  # with what the first calls have built
+    try:
+        plainly.again(drawn_samples(task, plainly.parts, [2]), rate)
+        name = again.changed(growing=False)
+    finally:
+        again.restore()
+    if not name:
+        return ""
+    return (
+        f"{name_of(plan)} may give other weights: {name} changes with every batch, but is no part"
+        " of the model, so that it would not go along from one leg to the next, or be shared by"
+        f" threads; keep it in the model, as a buffer, or {remedy_for(task)}"
+    )
+
+
+def _plainly(task: Task, parts: Parts, outside: Outside) -> Plainly:
     return Plainly(
+        outside=outside,
         config=task.config,
         parts=parts,
         precision=task.plan.precision,
@@ -345,7 +397,7 @@ def _nudged(plainly: Plainly, batches: Sequence[Drawn], rate: float) -> list[Ref
     return [plainly.run(batches, rate, nudge=seed) for seed in range(NUDGES)]
 
 
-def _prove_division(task: Task, parts: Parts) -> None:
+def _prove_division(task: Task, parts: Parts, outside: Outside) -> None:
     """Where servers update the weights: that the parts of a batch add up, in one process.
 
     Every worker finds the same, so that all refuse or none.
@@ -359,7 +411,7 @@ def _prove_division(task: Task, parts: Parts) -> None:
     if known(task, key) is not None:
         return
     sizes = update_sizes(task.plan, len(parts.dataset.train))
-    batches, plainly = drawn_samples(task, parts, sizes), _plainly(task, parts)
+    batches, plainly = drawn_samples(task, parts, sizes), _plainly(task, parts, outside)
     if refusal := looked_back(task, parts, plainly, sizes[0]).refusal:
         if first:
             record(task, Proof(key=key, samples=sizes, reason=refusal, cause="carried"))

@@ -25,6 +25,7 @@ from paceline.local.tiles import check_bf16
 from paceline.local.values import full_precision, mapped
 from paceline.schema import Config
 from paceline.training import lean
+from paceline.training.outside import Outside
 from paceline.training.parts import Parts
 
 Divide = Callable[[int], Sequence[int]]
@@ -122,6 +123,8 @@ class Plainly:
     parts: Parts
     precision: str
     device: torch.device
+    outside: Outside
+    """What the user's functions keep beside the model: the same before every training."""
 
     def train(self, batches: Sequence[Drawn]) -> ReferenceResult:
         """Updates from these batches, at a rate at which they can be compared."""
@@ -149,6 +152,19 @@ class Plainly:
         `nudge`: the last digits of all weights are changed first, by this seed.
         `settled`: BatchNorm uses the statistics that it has, not those of a batch.
         """
+        self.outside.restore()
+        return self.again(batches, rate, divide=divide, nudge=nudge, settled=settled)
+
+    def again(
+        self,
+        batches: Sequence[Drawn],
+        rate: float,
+        *,
+        divide: Divide | None = None,
+        nudge: int | None = None,
+        settled: bool = True,
+    ) -> ReferenceResult:
+        """Like `run`, but what is outside of the model stays as the training before left it."""
         model = self._model(settled=settled)
         if nudge is not None:
             _nudge(model, nudge)
@@ -214,6 +230,7 @@ class Plainly:
         Of a step of the user's own, whose outputs nobody sees: by its value alone.
         """
         model = self._model(settled=True)
+        self.outside.restore()
         try:
             with torch.no_grad():
                 whole = float(self._loss(model, batch.whole())[0])

@@ -1,0 +1,173 @@
+"""What other people's code keeps or does on the way: trained as plain PyTorch does, or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+import paceline
+
+REPLICAS = {"local.strategy": "replicas", "local.replicas": 2}
+COUNT = {"steps": 0}
+BUILT: list[torch.Tensor] = []
+
+
+def data() -> tuple[TensorDataset, TensorDataset]:
+    inputs = torch.randn(40, 3, 4, generator=torch.Generator().manual_seed(0))
+    targets = torch.arange(40) % 2
+    return TensorDataset(inputs[:32], targets[:32]), TensorDataset(inputs[32:], targets[32:])
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(12, 8), nn.Linear(8, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.first(inputs.flatten(1))))
+
+
+class Thawing(Net):
+    """Trains its first layer from the third batch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+        self.first.requires_grad_(False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen += 1
+            self.first.requires_grad_(int(self.seen) > 2)
+        return super().forward(inputs)
+
+
+class Tracked(nn.Module):
+    """Keeps the statistics of the samples that it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.InstanceNorm1d(3, track_running_stats=True)
+        self.last = nn.Linear(12, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(inputs).flatten(1))
+
+
+class OwnTrain(Net):
+    def train(self, positive: Any, negative: Any) -> None:  # type: ignore[override]
+        raise AssertionError
+
+
+class Short(Net):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs)[1:]
+
+
+class Centers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.centers = nn.Parameter(torch.zeros(2, 2))
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs - self.centers[targets]).pow(2).mean()
+
+
+class WithoutRate(torch.optim.SGD):
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        for group in self.param_groups:
+            group["lr"] = None
+
+
+def counting_step(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Grows heavier from batch to batch, by a number beside the model."""
+    if model.training:
+        COUNT["steps"] += 1
+    return functional.cross_entropy(model(batch[0]), batch[1]) * (1 + COUNT["steps"])
+
+
+def perceptual_step(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Draws a fixed projection when it is first called."""
+    if not BUILT:
+        BUILT.append(torch.randn(2, 5, generator=torch.Generator().manual_seed(3)))
+    outputs = model(batch[0])
+    return (outputs @ BUILT[0]).pow(2).mean() + functional.cross_entropy(outputs, batch[1])
+
+
+def trained(folder: Path, settings: dict[str, Any], **parts: Any) -> paceline.Result:
+    work = {"model": Net, "data": data(), "optimizer": sgd, "batch_size": 8, **parts}
+    return paceline.train(
+        paceline.Workload(**work), epochs=2, run=folder, silent=True, settings=settings
+    )
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def test_the_proof_leaves_nothing_behind_that_was_drawn_without_chance(tmp_path: Path) -> None:
+    BUILT.clear()
+    trained(tmp_path / "run", REPLICAS, step=perceptual_step)
+    assert torch.equal(BUILT[0], torch.randn(2, 5, generator=torch.Generator().manual_seed(3)))
+
+
+def test_a_step_that_counts_beside_the_model_is_refused_by_threads_that_share_it(
+    tmp_path: Path,
+) -> None:
+    COUNT["steps"] = 5
+    with pytest.raises(paceline.UserError, match="COUNT"):
+        trained(tmp_path / "run", REPLICAS, step=counting_step)
+    assert COUNT["steps"] == 5
+    assert not (tmp_path / "run").exists()
+
+
+REFUSED = {
+    "statistics of samples": (
+        {"model": Tracked}, REPLICAS, "other statistics for norm.running_mean",
+    ),
+    "weights trained later": (
+        {"model": Thawing}, {"local.strategy": "sequential"}, "begins to train first.weight",
+    ),
+    "a method train": (
+        {"model": OwnTrain}, {"local.strategy": "sequential"}, "method train of its own",
+    ),
+    "a loss with weights": (
+        {"loss": Centers()}, {"local.strategy": "sequential"}, r"weights of its own \(centers\)",
+    ),
+    "an optimizer without a rate": (
+        {"optimizer": WithoutRate}, {"local.strategy": "sequential"}, "has lr = None",
+    ),
+    "no data": ({"data": None}, {}, "data = None"),
+    "nothing to train": (
+        {"model": lambda: Net().requires_grad_(False)}, {}, "only frozen weights",
+    ),
+    "a target too many": (
+        {"data": (TensorDataset(torch.rand(8, 3, 4), torch.arange(8)), data()[1])},
+        {"local.strategy": "sequential"}, "targets from 0 to 7 for outputs of 2 classes",
+    ),
+    "fewer outputs than samples": (
+        {"model": Short}, {"local.strategy": "sequential"}, "one output per sample",
+    ),
+    "a metric that is none": ({"metrics": {"five": 5}}, {}, "metric 'five' is a int"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_be_trained_otherwise_is_refused(name: str, tmp_path: Path) -> None:
+    parts, settings, said = REFUSED[name]
+    with pytest.raises(paceline.UserError, match=said):
+        trained(tmp_path / "run", settings, **parts)
+    if name != "weights trained later":  # which had begun
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_with_frozen_weights_is_taken(tmp_path: Path) -> None:
+    loss = Centers().requires_grad_(False)
+    assert trained(tmp_path / "run", {"local.strategy": "sequential"}, loss=loss).exit_code == 0
