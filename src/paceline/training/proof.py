@@ -89,12 +89,13 @@ def prove(task: Task, parts: Parts, recorder: Recorder) -> None:
 
 def _users_functions(task: Task, parts: Parts, model: nn.Module) -> list[Any]:
     """What a training calls again and again, of which a proof must leave no trace."""
-    step, found = parts.step, [type(layer).forward for layer in model.modules()]
+    step = parts.step
+    found = [getattr(type(layer), "forward", None) for layer in model.modules()]
     collate = data_request(task.config, task.given).collate_fn
     own = [step.function] if isinstance(step, OwnStep) else []
     if isinstance(step, Supervised):
         own = [step.loss, *step.metrics.values()]
-    return [*own, *([collate] if collate is not None else []), *found]
+    return [each for each in (*own, collate, *found) if each is not None]
 
 
 class _OneStart:

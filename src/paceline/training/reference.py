@@ -220,6 +220,7 @@ class Plainly:
         found = []
         for earlier in (before, batch):
             model = self._model(settled=True)
+            self.outside.restore()
             self._loss(model, earlier.whole())
             found.append(float(self._loss(model, batch.whole())[0].detach()))
         return all(map(math.isfinite, found)) and not math.isclose(*found, rel_tol=CARRIED)
