@@ -71,8 +71,7 @@ def test_four_nodes(run: Path) -> None:
         ("exit", "rank 1 on host localhost exited with code 7 in update 3"),
         (
             "kill",
-            "rank 1 on host localhost was killed by SIGKILL (often: out of memory) in update of"
-            " update 3",
+            "rank 1 on host localhost was killed by SIGKILL (often: out of memory) in update 3",
         ),
     ],
 )
