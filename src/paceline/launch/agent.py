@@ -34,7 +34,7 @@ from paceline.config.environment import (
 from paceline.exchange.losses import Patience, leave_word
 from paceline.launch.carry import Carrier
 from paceline.launch.channel import BEAT_SECONDS, REPORT, SLACK_SECONDS, Channel, Message, connect
-from paceline.launch.child import STACK_SIGNAL, Child, Pace, how_it_ended
+from paceline.launch.child import STACK_SIGNAL, Child, UpdateTimer, how_it_ended
 from paceline.launch.files import take_piece
 from paceline.launch.leftovers import SharedFiles, end_daemon
 from paceline.launch.rank import die_with_parent
@@ -73,7 +73,7 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.child: Child | None = None
         self.board: Board | None = None
-        self.pace = Pace()
+        self.timer = UpdateTimer()
         self.first_rank = 0
         self.ranks = 1
         self.run = RunDirectory(Path())
@@ -116,7 +116,7 @@ class Agent:
                     if self.patience and (fresh := self.patience.fresh()) is not None:
                         self.channel.send("patience", seconds=fresh)
                     places = self.places()
-                    self.pace.look(min(place["update"] for place in places))
+                    self.timer.look(min(place["update"] for place in places))
                     self.channel.send("beat", ranks=places)
             return self.exit_code
         except SystemExit as leaving:  # a signal
@@ -155,7 +155,7 @@ class Agent:
         if self.is_ours() or self.carrier.folder is not None:
             child.signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                updates = STOP_UPDATES * self.pace.update_seconds
+                updates = STOP_UPDATES * self.timer.update_seconds
                 child.process.wait(timeout=SAVE_SECONDS + updates)
 
     # --- what the launcher says -----------------------------------------------

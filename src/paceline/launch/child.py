@@ -80,7 +80,7 @@ class Child:
             stream.close()
 
 
-class Pace:
+class UpdateTimer:
     """How long the updates of a training take, seen from outside: by looking at their number."""
 
     def __init__(self) -> None:
@@ -91,10 +91,10 @@ class Pace:
     def look(self, update: int, now: float | None = None) -> None:
         """Note the update that the training is in.
 
-        >>> pace = Pace()
+        >>> timer = UpdateTimer()
         >>> for update, now in ((1, 0.0), (2, 3.0), (2, 4.0), (4, 7.0)):
-        ...     pace.look(update, now)
-        >>> pace.update_seconds
+        ...     timer.look(update, now)
+        >>> timer.update_seconds
         2.0
         """
         now = time.monotonic() if now is None else now
