@@ -95,12 +95,13 @@ class _Blocks:
 def _band(run: RunData) -> Figure:
     """A row for each host: the legs it trained in by plan, its losses, its comings."""
     seen = run.track.hosts if run.track else ()
-    hosts = dict.fromkeys(
+    named = dict.fromkeys(
         [node.host for leg in run.legs for node in leg.plan.nodes]
         + [host for leg in run.legs for host in (*leg.left, *leg.came)]
-        + [host.name for host in seen]
     )
-    one = len(hosts) < 2
+    hosts = named | dict.fromkeys(host.name for host in seen)
+    # A plan of one machine need not know its name.
+    one = len(named) < 2 and len(seen) < 2
     gone = [host for host in seen if host.state == "gone"]
     bands: dict[str, _Blocks] = {}
 

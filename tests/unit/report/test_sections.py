@@ -285,6 +285,7 @@ def test_legs_are_a_band_over_time(tmp_path: Path) -> None:
     shown = section(report, "legs")
     assert "took 0.9 s and saved 3.0 s" in " ".join(shown.text)
     band = figure(report, "legs")
+    assert band.order == ("training",)  # this machine's name is in no plan of one machine
     assert [each.base for each in band.series] == [(1.0,), (1.5,), (3.0,)]
     assert [each.y for each in band.series] == [(0.4,), (1.2,), (7.5,)]
     (path / "legs.jsonl").write_text("{")
