@@ -95,6 +95,8 @@ class Follower:
         self.legs: list[Leg] = []
         self.leg: Note | None = None
         """The leg that is under way."""
+        self._first_leg: Note | None = None
+        """Of a training that was neither continued nor started again: there two clocks meet."""
         self.notes: deque[tuple[float, int, Note]] = deque(maxlen=MOST_NOTES)
         self.progress: deque[Progress] = deque(maxlen=40)
         self.loss, self.speed = TimeSeries(), TimeSeries()
@@ -192,6 +194,8 @@ class Follower:
     def _take(self, rank: int, seen: RankSeen, event: Event) -> None:
         if isinstance(event, Start):
             self._note_restart(rank, seen, event)
+            if seen.start is not None:
+                self._first_leg = None
             seen.start, seen.end, seen.sample = event, None, None
             booked = seen.book.booked if seen.book is not None else None
             seen.book = RankBook(start=event, booked=booked)
@@ -210,6 +214,8 @@ class Follower:
             self._sample(seen, event)
         elif isinstance(event, Note):
             if event.what == "leg":
+                if self.leg is None:
+                    self._first_leg = event
                 self.leg = event
             else:
                 self.notes.append((event.time, rank, event))
@@ -290,6 +296,9 @@ class Follower:
 
     @property
     def began(self) -> float:
+        """When the training was asked for, as legs.jsonl counts; else when its ranks began."""
+        if self._first_leg is not None and self.legs and self.legs[0].first == 0:
+            return self._first_leg.time - self.legs[0].began_at
         starts = [seen.start.began for seen in self.current.values() if seen.start is not None]
         if self._broken_since is not None:
             starts.append(self._broken_since)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from written_runs import write_legs, write_run
 
 import paceline
 from paceline.errors import ConfigError
@@ -15,7 +17,7 @@ from paceline.observe.ledger import ledger_of
 from paceline.report.make import make_report
 from paceline.report.page import frozen
 from paceline.run import RunDirectory
-from paceline.schema.events import Progress, Start, encode_line, read_run
+from paceline.schema.events import Note, Progress, Start, encode_line, read_run
 from paceline.schema.requests import CHECKPOINT, SETTINGS, STOP, TAKES, ask, taken_by
 from paceline.watch.follow import Follower
 from paceline.watch.state import run_of, state_of, track_of, whole_run
@@ -193,3 +195,22 @@ def test_nodes_that_are_started_again_without_a_host(tmp_path: Path) -> None:
     assert list(hosts) == ["a", "c"]
     assert [text for *_, text in track.notes] == ["broken off; all nodes were started again"]
     assert run.began == 0.0
+
+
+def test_legs_and_progress_are_told_by_one_clock(tmp_path: Path) -> None:
+    """Legs count from when the training was asked for, ranks from their own beginning, later."""
+    path = write_run(tmp_path / "run")
+    write_legs(path)
+    events = path / "rank-0" / "events.jsonl"
+    start = read_run(path)[0][0].start
+    note = Note(time=start.began + 0.5, what="leg", text="first with threads 2: starts at once")
+    with events.open("a") as file:
+        file.write(encode_line(note))
+    follower = Follower(path)
+    follower.look()
+    assert follower.began == pytest.approx(note.time - follower.legs[0].began_at)
+    with events.open("a") as file:  # continued later: legs of then and of now have clocks apart
+        file.write(encode_line(replace(start, began=start.began + 900, time=start.time + 900)))
+        file.write(encode_line(replace(note, time=note.time + 901)))
+    follower.look()
+    assert follower.began >= start.began
