@@ -48,6 +48,18 @@ class Thawing(Net):
         return super().forward(inputs)
 
 
+class Held(Net):
+    """Calls its last layer through a function that holds it, as minGPT's blocks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        last = self.last
+        self.head = lambda inputs: last(inputs)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.first(inputs.flatten(1))))
+
+
 class Tracked(nn.Module):
     """Keeps the statistics of the samples that it has seen."""
 
@@ -131,6 +143,9 @@ def test_a_step_that_counts_beside_the_model_is_refused_by_threads_that_share_it
 REFUSED = {
     "statistics of samples": (
         {"model": Tracked}, REPLICAS, "other statistics for norm.running_mean",
+    ),
+    "layers held by functions": (
+        {"model": Held}, REPLICAS, "calls the layer of last.weight through something",
     ),
     "weights trained later": (
         {"model": Thawing}, {"local.strategy": "sequential"}, "begins to train first.weight",

@@ -87,6 +87,8 @@ class Replicas(WholeOptimizer):
         parts = samples.divided(self.parts(samples.count))
         if self.job.still:  # each part begins there, which is no draw of the model
             begin_draws_anew()
+        for _, parameter in self._named:
+            parameter.grad = None
         drawn = random_states()
         if self._whole is not None and isinstance(self._whole.sums, ThreadSums):
             self._whole.sums.start()
@@ -105,11 +107,23 @@ class Replicas(WholeOptimizer):
                 " layers (functional.dropout, torch.rand), which do not repeat with"
                 " local.strategy = 'replicas': use nn.Dropout, or local.strategy = 'processes'"
             )
+        self._refuse_detours()
         result = functools.reduce(operator.add, results)
         alone = self.job.exchange is None
         self._collect(result.counted if alone else float(total), total)
         self._apply(result, total)
         return result
+
+    def _refuse_detours(self) -> None:
+        """A copy must compute by its own parameters alone: a closure is not copied with it."""
+        for name, parameter in self._named:
+            if parameter.grad is not None:
+                raise StrategyError(
+                    f"{type(self._model).__name__} calls the layer of {name} through something that"
+                    " a copy of the model shares with it (a lambda or function that holds the"
+                    " layer), so that local.strategy = 'replicas' would lose gradients: call the"
+                    " layer by its attribute, or use local.strategy = 'processes' or 'threads'"
+                )
 
     def _part(
         self,
