@@ -303,6 +303,10 @@ def handed_board(environment: Mapping[str, str] = os.environ) -> int | None:
     return int(value) if value.isdigit() else None
 
 
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""Torch warns of hosts without a name, and that all parameters were used; what fails raises."""
+
+
 def child_environment(
     changes: Mapping[str, str], environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.config.environment import (
+    QUIET,
     SECRET,
     agent_node,
     cache_root,
@@ -52,8 +53,6 @@ MARKER = ".launch"
 """File in the run directory by which an agent sees that it is the launcher's own."""
 DOOR = "join.json"
 """File in the run directory: where to ask whether a host may join."""
-_QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
-"""Torch warns of every host that has a number but no name; what fails raises anyway."""
 SAVE_SECONDS = 10.0
 """How long a training has to stop in order and save when its launcher has gone, ..."""
 STOP_UPDATES = 3
@@ -320,7 +319,7 @@ class Agent:
         descriptors: tuple[int, ...] = (),
         node: NodePlan | None = None,
     ) -> None:
-        variables = _QUIET | self.variables | variables | {"PACELINE_AGENT": str(os.getpid())}
+        variables = QUIET | self.variables | variables | {"PACELINE_AGENT": str(os.getpid())}
         if node is not None:
             variables["OMP_NUM_THREADS"] = str(node.threads)
         parent = os.getpid()

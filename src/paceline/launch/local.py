@@ -20,6 +20,7 @@ import psutil
 
 from paceline import errors
 from paceline.config.environment import (
+    QUIET,
     SharedMemory,
     rank_environment,
     shared_memory_environment,
@@ -153,7 +154,8 @@ def _start(
     descriptors: tuple[int, ...],
 ) -> subprocess.Popen[bytes]:
     environment = (
-        os.environ
+        QUIET
+        | dict(os.environ)
         | rank_environment(context)
         | shared_memory_environment(memory)
         | {"OMP_NUM_THREADS": str(node.threads), "GLOO_SOCKET_IFNAME": "lo"}
