@@ -13,7 +13,7 @@ import math
 import os
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +21,8 @@ from paceline.errors import ConfigError, RunDirectoryError, shortened, shown, un
 from paceline.schema.plain import LARGEST, read_json_file
 
 T = TypeVar("T")
+Reader = Callable[[Any, str], Any]
+"""From a value and its path to what it stands for; ConfigError where it stands for nothing."""
 
 _PLAIN = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 
@@ -66,22 +68,16 @@ def decode(cls: type[T], data: Any, where: str = "") -> T:
     """Build the dataclass `cls` from plain data; `where` is the path for messages."""
     if not isinstance(data, Mapping):
         raise ConfigError(f"{where or 'the file'} is {shown(data)}, but must be a table of keys")
-    types_of: dict[str, Any] = field_types(typing.cast(Any, cls))
+    readers, needed = _readers(cls)
     values = {}
     for key, value in data.items():
         path = f"{where}.{key}" if where else str(key)
-        if key not in types_of:
-            raise ConfigError(f"{unknown_name('key', path, _paths(where, types_of))}")
-        values[key] = _decode_value(types_of[key], value, path)
-    missing = [
-        field.name
-        for field in dataclasses.fields(cls)  # type: ignore[arg-type]
-        if field.name not in values
-        and field.default is dataclasses.MISSING
-        and field.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise ConfigError(f"{where or 'the file'} lacks the key {missing[0]!r}")
+        if key not in readers:
+            raise ConfigError(f"{unknown_name('key', path, _paths(where, readers))}")
+        values[key] = readers[key](value, path)
+    for name in needed:
+        if name not in values:
+            raise ConfigError(f"{where or 'the file'} lacks the key {name!r}")
     result = cls(**values)
     check_bounds(result, where)
     return result
@@ -89,10 +85,10 @@ def decode(cls: type[T], data: Any, where: str = "") -> T:
 
 def check_bounds(value: Any, where: str = "") -> None:
     """Raise ConfigError where a field lies outside the bounds its `rule` gives."""
-    for field in dataclasses.fields(value):
-        low, high = field.metadata.get("minimum"), field.metadata.get("maximum")
+    for field in _bounded(type(value)):
+        low, high = field.metadata["minimum"], field.metadata["maximum"]
         number = getattr(value, field.name)
-        names = field.metadata.get("names")
+        names = field.metadata["names"]
         if names is not None and number != field.default and number not in names:
             path = f"{where}.{field.name}" if where else field.name
             valid = ", ".join((str(field.default), *names))
@@ -107,55 +103,86 @@ def check_bounds(value: Any, where: str = "") -> None:
             raise ConfigError(f"{path} = {shown(number)} is too large: it must be at most {high:g}")
 
 
+@functools.cache
+def _bounded(cls: type) -> tuple[dataclasses.Field[Any], ...]:
+    """The fields with a `rule`."""
+    return tuple(field for field in dataclasses.fields(cls) if "minimum" in field.metadata)
+
+
+@functools.cache
+def _readers(cls: Any) -> tuple[dict[str, Reader], tuple[str, ...]]:
+    """What reads each field of a dataclass, and the fields that must be there."""
+    needed = tuple(
+        field.name
+        for field in dataclasses.fields(cls)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    )
+    return {name: _reader(kind) for name, kind in field_types(cls).items()}, needed
+
+
 def _paths(where: str, names: Mapping[str, Any]) -> list[str]:
     return [f"{where}.{name}" if where else name for name in names]
 
 
-def _decode_value(kind: Any, value: Any, path: str) -> Any:
-    origin = typing.get_origin(kind)
+@functools.cache
+def _reader(kind: Any) -> Reader:
+    """What reads a value of a type: worked out once, since events come by hundreds a second."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any or kind is object:
-        return value
+        return lambda value, path: value
     if origin is types.UnionType or origin is typing.Union:
-        return _decode_union(kind, value, path)
+        return _union(inner)
     if origin is typing.Literal:
-        choices = typing.get_args(kind)
-        if value not in choices or isinstance(value, bool) != any(
-            c is value for c in (True, False)
-        ):
-            valid = ", ".join(str(choice) for choice in choices)
-            raise ConfigError(f"{path} = {shown(value)} is not one of its choices: {valid}")
-        return value
+        return functools.partial(_choice, inner)
     if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise ConfigError(f"{path} = {shown(value)} must be a list, as in [ ... ]")
-        item = typing.get_args(kind)[0]
-        return tuple(_decode_value(item, v, f"{path}[{i}]") for i, v in enumerate(value))
+        return functools.partial(_tuple, _reader(inner[0]))
     if origin in (dict, Mapping) or kind is dict:
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{path} = {shown(value)} must be a table of keys")
-        item = typing.get_args(kind)[1] if typing.get_args(kind) else object
-        return {str(k): _decode_value(item, v, shortened(f"{path}.{k}")) for k, v in value.items()}
+        return functools.partial(_table, _reader(inner[1] if inner else object))
     if dataclasses.is_dataclass(kind):
-        return decode(typing.cast(type, kind), value, path)
-    return _decode_plain(kind, value, path)
+        return functools.partial(decode, kind)
+    return functools.partial(_plain, kind)
 
 
-def _decode_union(kind: Any, value: Any, path: str) -> Any:
-    options = [option for option in typing.get_args(kind) if option is not type(None)]
-    if value is None and len(options) < len(typing.get_args(kind)):
-        return None
-    if len(options) == 1:
-        return _decode_value(options[0], value, path)
-    for option in options:
-        try:
-            return _decode_value(option, value, path)
-        except ConfigError:
-            continue
-    wanted = " or ".join(_PLAIN.get(option, str(option)) for option in options)
-    raise ConfigError(f"{path} = {shown(value)} must be {wanted}")
+def _union(options: tuple[Any, ...]) -> Reader:
+    readers = [_reader(option) for option in options if option is not type(None)]
+    is_optional = len(readers) < len(options)
+
+    def read(value: Any, path: str) -> Any:
+        if value is None and is_optional:
+            return None
+        if len(readers) == 1:
+            return readers[0](value, path)
+        for reader in readers:
+            try:
+                return reader(value, path)
+            except ConfigError:
+                continue
+        wanted = " or ".join(_PLAIN.get(o, str(o)) for o in options if o is not type(None))
+        raise ConfigError(f"{path} = {shown(value)} must be {wanted}")
+
+    return read
 
 
-def _decode_plain(kind: Any, value: Any, path: str) -> Any:
+def _choice(choices: tuple[Any, ...], value: Any, path: str) -> Any:
+    if value not in choices or isinstance(value, bool) != any(c is value for c in (True, False)):
+        valid = ", ".join(str(choice) for choice in choices)
+        raise ConfigError(f"{path} = {shown(value)} is not one of its choices: {valid}")
+    return value
+
+
+def _tuple(item: Reader, value: Any, path: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{path} = {shown(value)} must be a list, as in [ ... ]")
+    return tuple(item(each, f"{path}[{i}]") for i, each in enumerate(value))
+
+
+def _table(item: Reader, value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{path} = {shown(value)} must be a table of keys")
+    return {str(k): item(each, shortened(f"{path}.{k}")) for k, each in value.items()}
+
+
+def _plain(kind: Any, value: Any, path: str) -> Any:
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if is_whole and kind in (int, float):
         if not -LARGEST <= value <= LARGEST:

@@ -52,7 +52,7 @@ def parse_json(text: str | bytes) -> Any:
     if isinstance(text, bytes):
         text = text.decode()
     try:
-        value = json.loads(text, parse_int=_whole_number, object_pairs_hook=_table)
+        value = _JSON.decode(text)
     except RecursionError:
         raise _too_deep() from None
     # Looking at every value is needed only where a look at the text cannot exclude the faults.
@@ -242,6 +242,9 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the key {shown(twice)} is there twice")
     return table
+
+
+_JSON: Final = json.JSONDecoder(parse_int=_whole_number, object_pairs_hook=_table)
 
 
 def _too_large(number: str) -> ValueError:

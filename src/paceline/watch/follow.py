@@ -326,7 +326,7 @@ class Follower:
         started = max((s.start.time for s in self.ranks.values() if s.start), default=0.0)
         if self.summary and self._seen.get(self.run.summary, (0, 0))[0] / 1e9 >= started:
             return "finished" if self.summary.get("finished") else "stopped"
-        if is_locked(self.run.path / ".lock") or self.looked - self.newest < 2 * SILENT_SECONDS:
+        if self.looked - self.newest < 2 * SILENT_SECONDS or is_locked(self.run.path / ".lock"):
             return "training" if self.progress else "starting"
         return "lost" if self.ranks else "starting"
 
