@@ -202,6 +202,8 @@ class Arrivals:
 
     def explain(self, session: RankSession, number: int) -> list[Span]:
         """The session's spans, exchanges divided into waiting for the last rank and the rest."""
+        if not self._came:
+            return list(session.spans)
         keys = {id(span): key for key, span in _collectives(session, number)}
         result: list[Span] = []
         for span in session.spans:

@@ -108,6 +108,25 @@ def test_any_span_comes_back_as_it_was(
     assert decode_line(encode_line(span)) == span
 
 
+@given(
+    name=st.sampled_from(SPAN_NAMES),
+    start=st.floats(min_value=0, max_value=1e12),
+    seconds=st.floats(min_value=0, max_value=1e6),
+    update=st.integers(min_value=0, max_value=2**62),
+)
+def test_a_plain_span_is_read_at_a_glance_as_any_other(
+    name: str, start: float, seconds: float, update: int
+) -> None:
+    line = (
+        f'{{"event": "span", "name": "{name}", "start": {start:.6f},'
+        f' "seconds": {seconds:.7f}, "update": {update}}}'
+    )
+    # With another blank it is no longer what is known at a glance.
+    slowly = decode_line(line.replace("{", "{ "))
+    assert slowly is not None
+    assert decode_line(line) == slowly
+
+
 @pytest.mark.parametrize(
     "line",
     [
