@@ -52,7 +52,7 @@ def test_full_disk_then_room_again(
     call_cli: RunCli,
     whole: Callable[[str], Training],
 ) -> None:
-    subject = PacedTraining(small_disk / "run", pace=0.05)
+    subject = PacedTraining(small_disk / "run", pace=0.05, folder=tmp_path)
     process = start_cli(*subject.begin, cwd=tmp_path)
     subject.wait_for_checkpoint(process)
     filler = small_disk / "filler"
@@ -104,7 +104,9 @@ def test_files_that_may_not_grow(tmp_path: Path) -> None:
 
 def test_ranks_on_a_full_disk(small_disk: Path, tmp_path: Path, start_cli: StartCli) -> None:
     """Not even word of the failure can be left then."""
-    subject = PacedTraining(small_disk / "run", pace=0.05, **STRATEGIES["processes"])
+    subject = PacedTraining(
+        small_disk / "run", pace=0.05, folder=tmp_path, **STRATEGIES["processes"]
+    )
     process = start_cli(*subject.begin, cwd=tmp_path)
     subject.wait_for_checkpoint(process)
     filler = small_disk / "filler"

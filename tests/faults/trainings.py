@@ -93,10 +93,15 @@ class Training:
 
 
 class PacedTraining(Training):
-    """A training whose updates take as long as the test wants."""
+    """A training whose updates take as long as the test wants.
 
-    def __init__(self, run: Path, *, pace: float | None = None, **changes: Any) -> None:
-        folder = run.parent
+    The model writes beside itself: on a full disk not into the run's folder.
+    """
+
+    def __init__(
+        self, run: Path, *, pace: float | None = None, folder: Path | None = None, **changes: Any
+    ) -> None:
+        folder = folder or run.parent
         model = {"workload__model": put_into(folder)}
         super().__init__(run, **(model | changes))
         self._pace = folder / "pace"

@@ -1,6 +1,8 @@
-"""A loop of one's own, of whatever kind: KIND OUT [--epochs N] [--stop N] [--plain] [--shares 3,1].
+"""Loops of one's own: KINDS OUT [--epochs N] [--stop N] [--plain] [--shares 3,1].
 
-With --plain nothing of Paceline is in it: what one process makes of the same batches.
+KINDS (with commas between) train one after the other: what costs most is to start a process. OUT
+has the weights as KIND.NAME. With --plain nothing of Paceline is in it: what one process makes of
+the same batches.
 """
 
 from __future__ import annotations
@@ -227,34 +229,42 @@ during: list[bool] = []
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("kinds", type=lambda text: text.split(","))
     parser.add_argument("out")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--stop", type=int)
     parser.add_argument("--plain", action="store_true")
-    parser.add_argument("--run")
+    parser.add_argument("--run", help="with several kinds, the folder of their runs")
     parser.add_argument("--shares", type=lambda text: [float(word) for word in text.split(",")])
     parser.add_argument("--legs", action="store_true")
     parser.add_argument("--switch", type=int, help="another team every so many batches")
     parser.add_argument("--apart", action="store_true", help="ranks as if on hosts of their own")
     options = parser.parse_args()
-    torch.manual_seed(3)
-    pace: Any = Plain()
-    if not options.plain:
-        legs = options.legs or options.switch is not None
-        if options.apart:
-            be_apart()
-        if options.switch:
-            switch_every(options.switch)
-        pace = paceline.Pace(run=options.run, shares=options.shares, legs=legs)
-    if options.kind == "gan":
-        found = train_gan(pace, options.epochs)
-    else:
-        found = train(pace, options.kind, options.epochs, options.stop)
     if options.apart:
-        assert any(during), "no gradient left during a backward pass"
+        be_apart()
+    if options.switch:
+        switch_every(options.switch)
+    every: dict[str, torch.Tensor] = {}
+    for kind in options.kinds:
+        assert kind in KINDS, kind
+        torch.manual_seed(3)
+        pace: Any = Plain()
+        if not options.plain:
+            legs = options.legs or options.switch is not None
+            run = options.run
+            if run is not None and len(options.kinds) > 1:
+                run = f"{run}/{kind}"
+            pace = paceline.Pace(run=run, shares=options.shares, legs=legs)
+        during.clear()
+        if kind == "gan":
+            found = train_gan(pace, options.epochs)
+        else:
+            found = train(pace, kind, options.epochs, options.stop)
+        if options.apart:
+            assert any(during), f"{kind}: no gradient left during a backward pass"
+        every |= {f"{kind}.{name}": value for name, value in found.items()}
     if pace.is_first:
-        torch.save(found, options.out)
+        torch.save(every, options.out)
 
 
 if __name__ == "__main__":
