@@ -112,7 +112,8 @@ def test_dropout_draws_the_same_in_every_leg_of_one_worker(tmp_path: Path) -> No
     ]
     run = train_in_legs(tmp_path / "run", legs, *changes)
     found = load_file(run / "checkpoints" / "latest" / "model.safetensors")
-    assert_same(found, train_weights(tmp_path, EPOCHS, *changes))
+    # Other draws differ by 1e-2; two threads and one by 2e-5 where a ReLU's input is rounding.
+    assert_same(found, train_weights(tmp_path, EPOCHS, *changes), atol=1e-4)
 
 
 @pytest.mark.slow
