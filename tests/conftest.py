@@ -28,6 +28,7 @@ from paceline.schema import Config
 RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
 StartCli = Callable[..., "subprocess.Popen[str]"]
 
+AMX = "amx.json"
 _home: Path | None = None
 
 # On a busy machine examples take their time: that is no fault of what they are examples of.
@@ -61,7 +62,17 @@ def pytest_configure(config: pytest.Config) -> None:
     # So would tests under nohup that a closing terminal is.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # Before the first computation: bf16 must not kill the tests on a machine whose AMX is broken.
+    if found := getattr(config, "workerinput", {}).get(AMX):
+        (_home / "paceline" / AMX).write_text(found)
     use_safe_instructions(Config(), all_numerics=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Workers of xdist are told what was found out about AMX: trying it imports torch."""
+    assert _home is not None
+    stored = _home / "paceline" / AMX
+    node.workerinput[AMX] = stored.read_text() if stored.exists() else ""
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

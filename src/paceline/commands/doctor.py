@@ -59,7 +59,7 @@ def _this_machine(as_json: bool) -> None:
     ]
     wrong = problems(machine)
     amx = try_amx() if announces_amx() and amx_allowed() else None
-    if amx is not None and not amx.works:
+    if amx is not None and amx.answered and not amx.works:
         wrong.append(
             "the processor announces AMX, but a program that uses it dies: bf16 uses AVX-512"
         )
@@ -122,6 +122,8 @@ def _amx_in_words(amx: Amx | None) -> str:
         from paceline.config.environment import amx_allowed
 
         return "none" if amx_allowed() else "not used: PACELINE_AMX is off"
+    if not amx.answered:
+        return "announced, but too busy to try it: ask again"
     if not amx.works:
         return "announced, but a program that uses it dies"
     if amx.described:

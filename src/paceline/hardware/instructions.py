@@ -27,6 +27,8 @@ from paceline.schema import Config, encode
 from paceline.schema.plain import read_json_file
 
 WITHOUT_AMX = "AVX512_CORE_FP16"
+PROBE_SECONDS = 120.0
+"""What trying takes at most: far above an import of torch."""
 _PROBE = """
 import torch
 from paceline.local.tiles import describe_tiles
@@ -55,6 +57,8 @@ class Amx:
     works: bool
     described: bool = False
     """True where the hypervisor hides the tiles, and Paceline says what they are."""
+    answered: bool = True
+    """False where the machine is so busy that there was no answer in time."""
 
 
 def use_safe_instructions(config: Config, *, all_numerics: bool = False) -> str | None:
@@ -78,6 +82,8 @@ def use_safe_instructions(config: Config, *, all_numerics: bool = False) -> str 
             refuse_bf16()  # the process has computed before
         return None
     limit_instructions(WITHOUT_AMX)
+    if not amx.answered:
+        return f"AMX did not answer within {PROBE_SECONDS:g} s: this time bf16 uses AVX-512 instead"
     return "this machine announces AMX but cannot run it: bf16 uses AVX-512 instead"
 
 
@@ -97,9 +103,12 @@ def try_amx() -> Amx:
             return Amx(works=bool(known["works"]), described=bool(known["described"]))
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    probe = subprocess.run(
-        [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=120
-    )
+    try:
+        probe = subprocess.run(
+            [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=PROBE_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return Amx(works=False, answered=False)
     found = Amx(works=probe.returncode == 0, described=probe.stdout.strip() == "described")
     try:
         stored.parent.mkdir(parents=True, exist_ok=True)

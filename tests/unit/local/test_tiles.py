@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from paceline.config.environment import amx_allowed
 from paceline.errors import ConfigError
+from paceline.hardware import instructions
 from paceline.local.tiles import PALETTES, filled_in, processor_flags
 
 needs_faulting = pytest.mark.skipif(
@@ -194,6 +196,17 @@ print("off")
         [sys.executable, "-c", text], capture_output=True, text=True, timeout=600, env=environment
     )
     assert done.stdout == "off\n", done.stderr
+
+
+def test_a_machine_too_busy_to_answer_goes_without_amx_this_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instructions, "PROBE_SECONDS", 0.01)  # torch takes longer to import
+    monkeypatch.setattr(instructions, "cache_root", lambda: tmp_path)
+    found = instructions.try_amx()
+    assert not found.works
+    assert not found.answered
+    assert not list(tmp_path.iterdir()), "what was not found out is asked again"
 
 
 def test_another_word_is_refused() -> None:
