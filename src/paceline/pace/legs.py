@@ -338,7 +338,9 @@ class Legs:
         else:
             self._decision = self._asked(batch, left, total)
             members = self._named(self._decision.name)
-        shares = self._fairer.get(members) or self._shares.get(members)
+        # What a loop carries from batch to batch stays with its rows: their ranks keep them.
+        fairer = None if self._pinned else self._fairer.get(members)
+        shares = fairer or self._shares.get(members)
         return {
             "until": at + max(1, min(left, self._decision.updates)),
             "members": list(members),
