@@ -21,6 +21,7 @@ import torch
 from paceline.errors import UnsupportedError, UserError
 from paceline.local.cores import pin, set_threads, visible_cores
 from paceline.pace.bodies import Bodies, differing
+from paceline.pace.carrying import Carrying
 from paceline.pace.meter import Meter
 from paceline.pace.ranks import Ranks
 from paceline.pace.teams import Members, Seat, options, seats_of, team_name, teams
@@ -70,12 +71,13 @@ class Legs:
         hand_over: Callable[[], None],
         shares: Sequence[float],
         say: Callable[[str], None],
+        carrying: Carrying,
         *,
         follow: bool = True,
     ) -> None:
         """`follow`: shares follow the measured speeds."""
         self._ranks, self._meter, self._hand_over, self._say = ranks, meter, hand_over, say
-        self.bodies = Bodies()
+        self.bodies = Bodies(carrying)
         self.legs: list[Leg] = []
         self.batches_left: Callable[[int], int] = lambda _: 0
         """Of the epochs after this one, by the number of one's batches."""

@@ -18,6 +18,7 @@ from paceline.integrations.shares import Shares, span_of
 from paceline.local.steps import SUM, measured, sum_and_count
 from paceline.observe.recorder import make_recorder
 from paceline.pace.batches import Batches
+from paceline.pace.carrying import Following
 from paceline.pace.keeping import (
     OWN,
     Keeper,
@@ -39,7 +40,6 @@ from paceline.pace.ranks import Ranks
 from paceline.run import RunDirectory
 from paceline.schema import RankContext
 from paceline.schema.config import Train
-from paceline.training.shares import rebalanced
 
 
 class Pace:
@@ -82,10 +82,13 @@ class Pace:
         self._meter = Meter(self._ranks)
         self._working = self._meter.working
         self._loaders: list[Batches] = []
+        self._following = Following(self._ranks, self._meter, self.print)
         self._legs: Legs | None = None
         if legs and self.ranks > 1:
-            self._legs = Legs(self._ranks, self._meter, self._prepared.hand_over, self._shares,
-                              self.print, follow=self._follows_speed)  # fmt: skip
+            self._legs = Legs(
+                self._ranks, self._meter, self._prepared.hand_over, self._shares, self.print,
+                self._following.carrying, follow=self._follows_speed,
+            )  # fmt: skip
         self._keeper: Keeper | None = None
         self._stopped = False
         self._done = 0
@@ -122,8 +125,8 @@ class Pace:
             raise UserError("pace.prepare comes before pace.epochs: hand everything over there")
         for model in (each for each in things if isinstance(each, nn.Module)):
             self._prepared.add_model(model, exact=self._exact)
-            if self._legs is not None:
-                self._legs.bodies.watch(model)
+            if self.ranks > 1 and (self._follows_speed or self._legs is not None):
+                self._following.carrying.watch(model)
         prepared = [self._prepare(each) for each in things]
         self._prepared.check_same()
         self._ranks.open_background(self._ranks.gather(os.uname().nodename))
@@ -177,6 +180,7 @@ class Pace:
                 "pace.part gives each rank a part of its own, which a rank that stands by would"
                 " leave behind: use Pace(legs=False)"
             )
+        self._following.carrying.reason = "pace.part has given ranks rows of their own"
         whole = self._ranks.of_first(whole)
         begin, end = span_of(whole.shape[dim], self._shares, self.rank)
         found = whole.narrow(dim, begin, end - begin)
@@ -409,20 +413,16 @@ class Pace:
         if self._legs is not None:
             self._divide(self._legs.shares)
             return
-        speeds = [float(each) for each in self._ranks.gather(self._meter.speed)]
-        changed = rebalanced(self._shares, speeds) if self._follows_speed else None
-        if changed is not None and max(speeds) > NOTEWORTHY * min(speeds):
-            self._divide(changed)
+        if not self._follows_speed:
+            return
+        fairer = self._following.fairer(self._shares, self._prepared.models)
+        if fairer is not None:
+            self._divide(fairer)
 
     def _divide(self, shares: list[float]) -> None:
         self._shares = list(shares)
         for loader in self._loaders:
             loader.divide(self._shares)
-
-
-NOTEWORTHY = 1.2
-"""How much faster than the slowest rank the fastest must be for shares to follow: ranks of one
-machine differ by some percent from epoch to epoch."""
 
 
 def _is_whole(value: Any) -> bool:

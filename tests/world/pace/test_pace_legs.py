@@ -129,7 +129,7 @@ def test_parts_of_ones_own_are_refused(run_cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("carried", "the loop gives a model what came of the batch before"),
+        ("carried", "the loop gives a model what came of an earlier batch"),
         pytest.param("nested", "a loader is used inside the loop", marks=pytest.mark.slow),
         pytest.param("left together", "", marks=pytest.mark.slow),
     ],
