@@ -7,7 +7,7 @@ with what came out of it for earlier batches, by the memory that both lie in.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -40,11 +40,13 @@ class Carrying:
         self._batch, self._number = batch, 0
         self._earlier: dict[int, StorageWeakRef] = {}
         self._now: dict[int, StorageWeakRef] = {}
+        self._models: list[nn.Module] = []
         self._others: set[int] = set()
         """Of those, what came with other shares."""
 
     def watch(self, model: nn.Module) -> None:
         """See what goes into a model, and what comes out; a loop may call its cells itself."""
+        self._models.append(model)
         for each in model.modules():
             if each is model or isinstance(each, nn.RNNBase | nn.RNNCellBase):
                 each.register_forward_pre_hook(self._goes_in, with_kwargs=True)
@@ -67,6 +69,23 @@ class Carrying:
             )
         if not self._earlier.keys().isdisjoint(given):
             self.reason = "the loop gives a model what came of an earlier batch"
+
+    def held(self) -> str:
+        """Of what models hold besides parameters and statistics, which may be a state of samples:
+        the same on ranks that hold the same."""
+        content = hashlib.sha256()
+        for module in (module for model in self._models for module in model.modules()):
+            buffers = {k: v for k, v in module._buffers.items() if k not in RUNNING}
+            for each in _with_memory(vars(module) | {"_buffers": buffers}):
+                flat = each.detach().cpu().contiguous().view(-1).view(torch.uint8)
+                content.update(f"{each.dtype} {list(each.shape)}".encode())
+                content.update(flat.numpy().data)
+        return content.hexdigest()
+
+    def compare(self, held: Sequence[str]) -> None:
+        """What ranks hold that have worked on the same batches."""
+        if len(set(held)) > 1 and not self.reason:
+            self.reason = "a model holds tensors that are others on every rank"
 
     def divided(self) -> None:
         """Ranks have other rows from now on."""
@@ -93,7 +112,7 @@ class Following:
         self.carrying = Carrying(lambda: meter.working.handed)
         self._stays = False
 
-    def fairer(self, shares: list[float], models: Iterable[nn.Module]) -> list[float] | None:
+    def fairer(self, shares: list[float]) -> list[float] | None:
         """Those of the next epoch, if they are other ones; every rank calls it."""
         speeds = [float(each) for each in self._ranks.gather(self._meter.speed)]
         changed = rebalanced(shares, speeds)
@@ -101,24 +120,11 @@ class Following:
             return None
         if self._meter.working.handed < ENOUGH:
             return None
-        found = self._ranks.gather([self.carrying.reason, _held(models)])
-        reasons = [reason for reason, _ in found if reason]
-        if any(held != found[0][1] for _, held in found):
-            reasons.append("a model holds tensors that are others on every rank")
+        self.carrying.compare(self._ranks.gather(self.carrying.held()))
+        reasons = [reason for reason in self._ranks.gather(self.carrying.reason) if reason]
         if not reasons:
             self.carrying.divided()
             return changed
         self._stays = True
         self._say(f"paceline: shares stay as they are: {reasons[0]}")
         return None
-
-
-def _held(models: Iterable[nn.Module]) -> str:
-    """Of what models hold besides parameters and statistics, which may be a state of samples."""
-    content = hashlib.sha256()
-    for module in (module for model in models for module in model.modules()):
-        buffers = {k: v for k, v in module._buffers.items() if k not in RUNNING}
-        for each in _with_memory(vars(module) | {"_buffers": buffers}):
-            content.update(f"{each.dtype} {list(each.shape)}".encode())
-            content.update(each.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return content.hexdigest()

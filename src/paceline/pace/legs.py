@@ -77,7 +77,7 @@ class Legs:
     ) -> None:
         """`follow`: shares follow the measured speeds."""
         self._ranks, self._meter, self._hand_over, self._say = ranks, meter, hand_over, say
-        self.bodies = Bodies(carrying)
+        self._carrying, self.bodies = carrying, Bodies(carrying)
         self.legs: list[Leg] = []
         self.batches_left: Callable[[int], int] = lambda _: 0
         """Of the epochs after this one, by the number of one's batches."""
@@ -263,12 +263,14 @@ class Legs:
         under.asked.append(time.perf_counter())
         under.busy.append(self._meter.busy)
         took = [later - before for before, later in itertools.pairwise(under.busy)]
-        found = self._ranks.gather([*self.bodies.report(), took[: len(under.samples)]])
+        mine = [*self.bodies.report(), took[: len(under.samples)], self._carrying.held()]
+        found = self._ranks.gather(mine)
         if not self._ranks.is_first:
             self._under = None
         wrong = differing([each[:2] for each in found])
         if wrong is not None:
             self._refuse_other(f"rank {self._ranks.members[wrong]}")
+        self._carrying.compare([each[3] for each in found])
         return [each[2] for each in found]
 
     def _record(self, took: list[list[float]]) -> None:

@@ -430,7 +430,7 @@ class Pace:
             return
         if not self._follows_speed:
             return
-        fairer = self._following.fairer(self._shares, self._prepared.models)
+        fairer = self._following.fairer(self._shares)
         if fairer is not None:
             self._divide(fairer)
 
