@@ -92,3 +92,27 @@ def test_a_run_goes_on_as_it_began_or_not_at_all(run_cli: Cli, tmp_path: Path) -
     done = run_cli("run", "--nproc", "2", SCRIPT, *words)
     assert done.returncode != 0
     assert "exchange.compression (was 'bf16', now 'none')" in done.stderr
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run(run_cli: Cli, tmp_path: Path) -> None:
+    """What compressing takes off such a gradient would come back for ever."""
+    (tmp_path / "script.py").write_text(
+        f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r})\n"
+        "import own_loop, paceline, torch\n"
+        "own_loop.be_apart()\n"
+        "pace = paceline.Pace(compression='bf16')\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "data = torch.ones(24, 2)\n"
+        "data[15] = float('inf')\n"
+        "loader = torch.utils.data.DataLoader(data, batch_size=4)\n"
+        "model, optimizer, loader = pace.prepare(model, optimizer, loader)\n"
+        "for epoch in pace.epochs(1):\n"
+        "    for batch in loader:\n"
+        "        pace.backward(model(batch).square().mean())\n"
+        "        optimizer.step()\n"
+    )
+    done = run_cli("run", "--nproc", "2", "script.py")
+    assert done.returncode != 0
+    assert "rank 1 on 1 has a gradient in update 4 of which" in done.stderr
+    assert "the training has diverged" in done.stderr
