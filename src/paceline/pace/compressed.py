@@ -123,6 +123,11 @@ class Compressed:
             return self._network.sum(flat, "the sum of gradients")
         return self._way.begin(flat, [(self._numbers[id(each)], each) for each in parameters])
 
+    def give_back(self, parameter: torch.Tensor, total: torch.Tensor) -> None:
+        """What was sent in vain: no rank had a gradient, and what was added up were errors."""
+        if self._way is not None and self._ranks.is_first:
+            self._way.give_back(self._numbers[id(parameter)], total)
+
     def memory(self) -> dict[str, torch.Tensor]:
         """On the first rank: what all hosts carry from update to update; every rank calls it."""
         if self._network is None or self._way is None:

@@ -118,6 +118,8 @@ class Gradients:
             for each, total in departure.sums():
                 if id(each) in needed:
                     each.grad = total if each.grad is None else each.grad.add_(total)
+                elif self.compressed is not None:
+                    self.compressed.give_back(each, total)
         self._rhythm.note(tuple(n for n, each in trained.items() if each.grad is not None))
         for number, each in trained.items():
             before = self._before[number]

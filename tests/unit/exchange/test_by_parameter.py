@@ -56,6 +56,32 @@ def test_errors_come_back_in_whatever_bucket(
         assert float((one - exact).norm() / exact.norm()) < margin
 
 
+@pytest.mark.parametrize("compression", ["bf16", "powersgd"])
+def test_what_is_sent_in_vain_is_sent_again(compression: str) -> None:
+    """A pass that was expected to reach a parameter and did not: its sum is not used."""
+
+    def work(network: Network) -> list[torch.Tensor]:
+        settings = ExchangeSettings(compression=compression, rank=2)  # type: ignore[arg-type]
+        done = [0]
+        way = by_parameter(settings, network, lambda: done[0])
+        sums = []
+        for update in range(FULL_UPDATES + 40):
+            done[0] = update
+            # Of one node alone: what adding up in bf16 rounds off comes back to nobody.
+            flat = given(7, 600) * (update == FULL_UPDATES and network.rank == 0)
+            way.begin(flat, [(0, torch.zeros(20, 30))]).wait()
+            if update % 2 and network.rank == 0:
+                way.give_back(0, flat)
+            sums.append(flat * (update % 2 == 0))
+        return sums
+
+    sums, _ = together(2, work)
+    exact = given(7, 600)
+    at_once = float((sums[FULL_UPDATES] - exact).norm())
+    assert at_once > 0
+    assert float((sum(sums) - exact).norm()) < at_once / 10
+
+
 @pytest.mark.parametrize("apart", ["loops of one's own", "train"])
 def test_a_layer_that_was_not_reached_is_learnt_afterwards(apart: str) -> None:
     """Its gradient was zero when the first thin matrices were made of it."""

@@ -46,6 +46,11 @@ class ByParameter(ABC):
     def begin(self, flat: torch.Tensor, members: Members) -> Waitable:
         """Begin to add up a vector of float32 over all nodes, in place."""
 
+    def give_back(self, number: int, total: torch.Tensor) -> None:
+        """A sum that nobody needed, of errors alone: one node is to send it again."""
+        if number in self._errors:
+            self._errors[number].add_(total.reshape(-1))
+
     def memory(self) -> Memory:
         """What the next update depends on: the same names and sizes on every node."""
         return errors_named(self._errors)
