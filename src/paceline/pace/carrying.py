@@ -49,10 +49,26 @@ class Carrying:
         self._models.append(model)
         for each in model.modules():
             if each is model or isinstance(each, nn.RNNBase | nn.RNNCellBase):
-                each.register_forward_pre_hook(self._goes_in, with_kwargs=True)
-                each.register_forward_hook(lambda _, __, output: self._comes_out(output))
+                self._hook(each)
+
+    def _hook(self, module: nn.Module) -> None:
+        compiled: Any = module._compiled_call_impl
+        if compiled is None:
+            module.register_forward_pre_hook(self._goes_in, with_kwargs=True)
+            module.register_forward_hook(lambda _, __, output: self._comes_out(output))
+            return
+
+        def call(*words: Any, **named: Any) -> Any:  # hooks would become a part of the graph
+            self._goes_in(module, words, named)
+            output = compiled(*words, **named)
+            self._comes_out(output)
+            return output
+
+        module._compiled_call_impl = call
 
     def _goes_in(self, _: nn.Module, words: Any, named: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         if self._number != self._batch():
             self._number = self._batch()
             known = [*self._earlier.items(), *self._now.items()][-_REMEMBERED:]
@@ -77,7 +93,8 @@ class Carrying:
         for module in (module for model in self._models for module in model.modules()):
             buffers = {k: v for k, v in module._buffers.items() if k not in RUNNING}
             for each in _with_memory(vars(module) | {"_buffers": buffers}):
-                flat = each.detach().cpu().contiguous().view(-1).view(torch.uint8)
+                plain = each.detach().cpu().resolve_conj().resolve_neg()
+                flat = plain.contiguous().view(-1).view(torch.uint8)
                 content.update(f"{each.dtype} {list(each.shape)}".encode())
                 content.update(flat.numpy().data)
         return content.hexdigest()
@@ -92,15 +109,17 @@ class Carrying:
         self._others = {*self._earlier, *self._now}
 
     def _comes_out(self, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         for each in _with_memory(output):
             found = StorageWeakRef(each.untyped_storage())  # type: ignore[no-untyped-call]
             self._now[found.cdata] = found
 
 
 def _with_memory(value: Any) -> Iterator[torch.Tensor]:
-    """Tensors that lie somewhere, parameters not among them."""
+    """Tensors that lie somewhere; parameters are none, nor what stands for other tensors."""
     for each in tensors_in(value):
-        if each.layout is torch.strided and not isinstance(each, nn.Parameter):
+        if type(each) is torch.Tensor and each.layout is torch.strided and not each.is_meta:
             yield each
 
 
