@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_own_loop import SCRIPT, TOLERANCE, difference, plainly
+from test_own_loop import BESIDE, SCRIPT, TOLERANCE, difference, needs_mpi, plainly, start
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 pytestmark = [pytest.mark.timeout(900), pytest.mark.world_size(4)]
@@ -49,6 +50,19 @@ def test_fewer_bytes_between_hosts_and_nearly_the_same_weights(
         assert found[0][0] == (WHOLE // 2 if compression == "bf16" else vectors)
     for rank, counts in found.items():
         assert all((count > 0) == (rank % per_host == 0) for count in counts)
+
+
+@needs_mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("compression", ["bf16", "powersgd"])
+def test_over_mpi(tmp_path: Path, compression: str) -> None:
+    expected = plainly(tmp_path, KINDS)
+    start(
+        tmp_path, BESIDE / "mpiexec", "--allow-run-as-root", "--oversubscribe", "-n", 4,
+        sys.executable, SCRIPT, KINDS, "out.pt", "--apart", "--per-host", 2,
+        "--compression", compression,
+    )  # fmt: skip
+    assert TOLERANCE < difference(expected, tmp_path / "out.pt") < SLIGHTLY
 
 
 @pytest.mark.parametrize("ranks", ["1", "2"])
