@@ -78,7 +78,8 @@ class Meter:
             **self._means(),
             "images_per_second": self._tally.samples / self._tally.seconds,
             **self._tally.times(),
-            "bytes_sent": 0,
+            # Between hosts torch's collectives send, and nobody counts.
+            **({} if len(set(self._ranks.hosts)) > 1 else {"bytes_sent": 0}),
         }
 
     def _means(self) -> dict[str, float]:
