@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from PIL import Image, ImageFont
@@ -23,28 +23,6 @@ Anchor = Literal["start", "middle", "end"]
 _FONTS = ("DejaVuSans.ttf", "LiberationSans-Regular.ttf", "Arial.ttf")
 _BOLD = ("DejaVuSans-Bold.ttf", "LiberationSans-Bold.ttf", "Arial_Bold.ttf")
 _FAMILY = "'DejaVu Sans', 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
-
-
-class Canvas(Protocol):
-    """What a figure is drawn with; pixels, the origin at the top left."""
-
-    def line(
-        self, points: Sequence[Point], colour: str, width: float, dash: Sequence[float] = ()
-    ) -> None: ...
-
-    def area(self, points: Sequence[Point], colour: str, edge: str = "") -> None: ...
-
-    def text(
-        self,
-        place: Point,
-        words: str,
-        size: float,
-        *,
-        colour: str,
-        anchor: Anchor = "start",
-        bold: bool = False,
-        upright: bool = False,
-    ) -> None: ...
 
 
 @functools.cache
@@ -198,6 +176,10 @@ class PngCanvas:
 
     def _pixels(self, points: Sequence[Point]) -> list[Point]:
         return [(x * self._scale, y * self._scale) for x, y in points]
+
+
+Canvas = SvgCanvas | PngCanvas
+"""What a figure is drawn with; pixels, the origin at the top left."""
 
 
 def dashes(points: Sequence[Point], pattern: Sequence[float]) -> list[list[Point]]:
