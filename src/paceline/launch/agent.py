@@ -39,11 +39,11 @@ from paceline.launch.child import STACK_SIGNAL, Child, UpdateTimer, how_it_ended
 from paceline.launch.files import take_piece
 from paceline.launch.leftovers import SharedFiles, end_daemon
 from paceline.launch.rank import die_with_parent
-from paceline.launch.signals import leave_tidily
 from paceline.local.cores import divide_cores, pin, usable_cores, visible_cores
 from paceline.run import RunDirectory
 from paceline.schema import NodePlan, Plan, RankContext, decode
 from paceline.schema.plain import checked, parse_json, read_json_file
+from paceline.signals import leave_tidily
 from paceline.text import place_name, printable
 
 if TYPE_CHECKING:

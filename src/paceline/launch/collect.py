@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import RunDirectoryError, StorageError, shortened, shown
 from paceline.launch.channel import Message
+from paceline.run import flush, point
 from paceline.schema.checkpoint import checkpoints_in, update_of
 from paceline.schema.config import Train
 from paceline.schema.plain import ONE_LINE, checked, parse_toml, read_json_file, read_text
@@ -118,11 +119,7 @@ class Receiving:
                 raise ValueError(f"{name or 'the file'} of {unit} did not come")
             if digest.hexdigest() != expected:
                 raise ValueError(f"{unit} came damaged")
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            flush(path)
         if partial.is_dir():
             for path in partial.iterdir():
                 if path.name not in sums:  # of a try that was given up
@@ -134,10 +131,7 @@ class Receiving:
         folder = self.run / "checkpoints"
         for name in ("latest", "best"):
             if links.get(name) and (folder / _check(_STEP, links[name])).is_dir():
-                new = folder / f".{name}-new"
-                new.unlink(missing_ok=True)
-                new.symlink_to(links[name])
-                new.replace(folder / name)
+                point(folder / name, links[name])
         steps = sorted(
             (path for path in folder.iterdir() if _STEP.fullmatch(path.name)),
             key=lambda path: int(path.name.removeprefix("step-")),

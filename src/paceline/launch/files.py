@@ -9,6 +9,7 @@ from pathlib import Path
 
 from paceline.errors import shown
 from paceline.launch.channel import CHUNK, Message
+from paceline.run import point
 
 
 def pieces_of(root: Path, names: Sequence[str]) -> Iterator[Message]:
@@ -53,10 +54,7 @@ def take_piece(root: Path, message: Message) -> None:
         raise ValueError(f"{shown(message['path'])} does not lie inside the run")
     place.parent.mkdir(parents=True, exist_ok=True)
     if message.get("link"):
-        new = place.with_name(f".{place.name}-new")
-        new.unlink(missing_ok=True)
-        new.symlink_to(message["link"])
-        new.replace(place)
+        point(place, message["link"])
         return
     at = message.get("at")
     try:

@@ -27,10 +27,10 @@ from paceline.config.environment import (
 )
 from paceline.errors import WorkerError
 from paceline.launch.channel import REPORT
-from paceline.launch.signals import handled
 from paceline.run import RunDirectory
 from paceline.schema import NodePlan, RankContext
 from paceline.schema.plain import checked, read_json_file
+from paceline.signals import handled
 from paceline.text import printable
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from paceline.launch.engines import Engine, Launch, Running
 from paceline.launch.failing import Failing
 from paceline.launch.files import pieces_of
 from paceline.launch.joining import Joining, welcome_fields
-from paceline.launch.signals import Received, handled
 from paceline.run import RunDirectory
 from paceline.schema import Plan, decode, encode, write_json
 from paceline.schema.hosts import Host, Hosts, NodePlace
@@ -28,6 +27,7 @@ from paceline.schema.machines import Machines
 from paceline.schema.plain import parse_toml
 from paceline.secure.addresses import own_addresses
 from paceline.secure.sealing import new_secret
+from paceline.signals import Received, handled
 
 START_SECONDS = 120.0
 """Every agent must have come by then, counted from when the engine could start them."""

@@ -23,6 +23,7 @@ from paceline.observe.recorder import Recorder
 from paceline.schema.checkpoint import check_continued, fixed_settings, planned_updates
 from paceline.schema.codec import encode
 from paceline.schema.requests import CHECKPOINT
+from paceline.signals import StopSignals
 from paceline.training.assemble import (
     Task,
     beginning_of,
@@ -40,7 +41,6 @@ from paceline.training.handover import Handover
 from paceline.training.parts import Parts
 from paceline.training.schedules import OwnSchedule
 from paceline.training.serving import make_team
-from paceline.training.signals import StopSignals
 from paceline.training.totals import added_up, agreed_names
 
 LOOK_SECONDS = 0.5

@@ -22,11 +22,11 @@ from paceline.exchange.servers.shard import Shard
 from paceline.exchange.servers.staleness import Staleness
 from paceline.local.shared import model_digest
 from paceline.schema import Config, Plan, write_json
+from paceline.signals import StopSignals
 from paceline.training.assemble import Task
 from paceline.training.mixing import MixedTeam, wait_for_others
 from paceline.training.optimizers import is_elementwise
 from paceline.training.parts import make_parts
-from paceline.training.signals import StopSignals
 from paceline.training.team import Team
 from paceline.training.watching import recording
 

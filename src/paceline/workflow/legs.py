@@ -74,7 +74,7 @@ class LegTraining:
 
     def __init__(self, asked: LegsRequest, first: tuple[str, Runner]) -> None:
         """`first`: the runner that the training begins with, and the name of its plan."""
-        from paceline.training.signals import StopSignals
+        from paceline.signals import StopSignals
 
         self._asked, self._home = asked, asked.home
         self.plans = dict(asked.plans)

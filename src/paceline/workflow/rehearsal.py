@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import signal
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.config import dump_config
 from paceline.errors import WorkerError
@@ -25,6 +23,7 @@ from paceline.local.memory import (
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan
 from paceline.schema.config import Until
+from paceline.signals import handled, leave
 from paceline.workflow.runners import Here, Home, There, wait_until_ready
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def rehearsing(config: Config) -> Iterator[Rehearsal]:
     keep_freed_memory()
     use_deterministic(config.train.deterministic)
     config = _without_an_end(config)
-    with _ended_in_order(), tempfile.TemporaryDirectory(prefix="paceline-race-") as folder:
+    with handled(leave), tempfile.TemporaryDirectory(prefix="paceline-race-") as folder:
         run, view = RunDirectory(Path(folder)), SilentView()
         run.config.write_text(dump_config(config))
         parts = make_parts(config)
@@ -86,24 +85,6 @@ def _without_an_end(config: Config) -> Config:
     train = dataclasses.replace(config.train, epochs=ENDLESS, steps=None, until=Until(), lengths={})
     observe = dataclasses.replace(config.observe, events=False, tensorboard=False)
     return dataclasses.replace(config, train=train, observe=observe)
-
-
-@contextlib.contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """A signal that would end the process at once unwinds it instead."""
-
-    def leave(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class Rehearsal:
