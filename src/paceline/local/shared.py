@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,13 @@ def memory_view(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         f"a parameter of shape {tuple(like.shape)} and strides {like.stride()} has no plain memory"
         " order: make it contiguous, or use local.strategy = 'threads'"
     )
+
+
+def divided(
+    flat: torch.Tensor, tensors: Sequence[torch.Tensor]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Every tensor, and its part of a vector in which all of them lie end to end."""
+    return zip(tensors, torch.split(flat, [each.numel() for each in tensors]), strict=True)
 
 
 def model_digest(model: nn.Module) -> str:

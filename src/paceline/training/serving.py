@@ -20,7 +20,7 @@ from paceline.exchange.servers.server import ServerPlace, ShardServer
 from paceline.exchange.servers.service_time import Duty
 from paceline.exchange.servers.shard import Shard
 from paceline.exchange.servers.staleness import Staleness
-from paceline.local.shared import model_digest
+from paceline.local.shared import divided, model_digest
 from paceline.schema import Config, Plan, write_json
 from paceline.signals import StopSignals
 from paceline.training.assemble import Task
@@ -172,10 +172,8 @@ class ServedTeam(Team):
             return
         flat = torch.cat([buffer.double().reshape(-1) for buffer in buffers])
         flat = torch.tensor(self.sum((flat if self.is_first else flat * 0).tolist(), "buffers"))
-        at = 0
-        for buffer in buffers:
-            buffer.copy_(flat[at : at + buffer.numel()].reshape(buffer.shape))
-            at += buffer.numel()
+        for buffer, part in divided(flat, buffers):
+            buffer.copy_(part.reshape(buffer.shape))
 
     def should_stop(self, updates_done: int) -> bool:
         self.served.wishes_stop = self._requested
