@@ -50,7 +50,7 @@ def command(
         plan, lines = plan_here(settings, again=again, quiet=as_json, say=say)
     else:
         found = _machines(settings, hosts, engine, machines, again=again, say=say)
-        from paceline.workflow.planning import plan_machines
+        from paceline.workflow.machines import plan_machines
 
         plan, lines = plan_machines(settings, found)
     if output is not None:

@@ -38,9 +38,8 @@ from paceline.schema.legs import LegsOrder
 from paceline.schema.support import check_support
 from paceline.workflow.calibration import calibration
 from paceline.workflow.clusters import on_cluster
-from paceline.workflow.machines import kept_machines, place_name
+from paceline.workflow.machines import kept_machines, place_name, plan_machines
 from paceline.workflow.partitioning import partitioned
-from paceline.workflow.planning import plan_machines
 from paceline.workflow.restarts import Restarts, on_those_left
 
 if TYPE_CHECKING:

@@ -134,7 +134,7 @@ def _fill_environment() -> None:
     has_master = "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ
     if all_agree(world, has_master):
         return
-    from paceline.backends.mpi.rendezvous import agree_on_master
+    from paceline.backends.mpi.wire import agree_on_master
 
     address, port = agree_on_master(world)
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
