@@ -174,7 +174,7 @@ class Normaliser:
         self._offset: Any = (-mean / deviation).astype(np.float32).reshape(-1, 1, 1)
 
     def write(self, pixels: np.ndarray, out: np.ndarray, *, flip: bool) -> None:
-        """One picture, (channels, height, width); `flip` mirrors left and right."""
+        """One picture, (channels, height, width), or several; `flip` mirrors one left and right."""
         out[...] = pixels[:, :, ::-1] if flip else pixels
         out *= self._scale
         out += self._offset

@@ -64,7 +64,9 @@ class Links:
             for link in self.links
             if link.error and (link.source, link.target) not in known
         ]
-        found += self._slow_links() + self._far_links()
+        measured = [link for link in self.links if not link.error]
+        if measured:
+            found += self._slow_links(measured) + self._far_links(measured)
         found += [
             f"the clock of host {name} is {abs(ahead):.1f} s"
             f" {'ahead of' if ahead > 0 else 'behind'} this machine's: times in its files will look"
@@ -74,10 +76,7 @@ class Links:
         ]
         return found
 
-    def _slow_links(self) -> list[str]:
-        measured = [link for link in self.links if not link.error]
-        if not measured:
-            return []
+    def _slow_links(self, measured: list[LinkDirection]) -> list[str]:
         best = max(link.megabits for link in measured)
         slow = [link for link in measured if link.megabits < SLOW * best]
         fastest = next(link for link in measured if link.megabits == best)
@@ -96,10 +95,7 @@ class Links:
             for link in slow
         ]
 
-    def _far_links(self) -> list[str]:
-        measured = [link for link in self.links if not link.error]
-        if not measured:
-            return []
+    def _far_links(self, measured: list[LinkDirection]) -> list[str]:
         best = min(link.round_trip_ms for link in measured)
         far = [link for link in measured if link.round_trip_ms > max(FAR_MS, FAR * best)]
         found = []

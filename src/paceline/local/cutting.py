@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from paceline.errors import StrategyError
-
-if TYPE_CHECKING:
-    pass
 
 
 def choose_cuts(

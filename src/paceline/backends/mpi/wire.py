@@ -17,13 +17,13 @@ __all__ = ["agree_on_master", "all_agree", "gather_numbers", "share_text"]
 _TEXT_BYTES = 1024
 
 
-def share_text(comm: Any, text: str, *, root: int = 0) -> str:
-    """The text of the root, on every rank."""
+def share_text(comm: Any, text: str) -> str:
+    """The first rank's text, on every rank."""
     encoded = text.encode()
     if len(encoded) > _TEXT_BYTES:
         raise ValueError(f"a text of {len(encoded)} bytes is longer than {_TEXT_BYTES}")
     room = bytearray(encoded.ljust(_TEXT_BYTES, b"\0"))
-    comm.Bcast([room, MPI.BYTE], root=root)
+    comm.Bcast([room, MPI.BYTE], root=0)
     return bytes(room).rstrip(b"\0").decode()
 
 
