@@ -20,6 +20,7 @@ from paceline.data.images import (
 )
 from paceline.errors import DataError, shortened
 from paceline.schema.signature import Pictures, Signature
+from paceline.text import is_number
 
 TABLES = (".csv", ".tsv")
 
@@ -230,7 +231,7 @@ def _read_csv(path: Path) -> np.ndarray:
         try:
             rows.append([float(word) for word in words])
         except ValueError as error:
-            if line == 1 and not any(map(_is_number, words)):
+            if line == 1 and not any(map(is_number, words)):
                 continue
             raise DataError(
                 f"{path}, line {line}: {shortened(str(error))}; give one number per column, with"
@@ -243,11 +244,3 @@ def _read_csv(path: Path) -> np.ndarray:
     if not rows:
         raise DataError(f"{path} holds no numbers: give one sample per line")
     return np.array(rows, dtype=np.float64)
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True

@@ -239,31 +239,22 @@ def _with_loss(legs: list[Leg], broken: Broken, name: str, plan: Plan) -> list[L
 
 def _begin(runner: Together, home: Home) -> Began:
     """Begin the training, or go on from its newest checkpoint."""
-    from paceline.schema import decode
     from paceline.training.checkpoint import Checkpoints
     from paceline.training.handover import Handover
 
     trainer = runner.trainer
     newest = Checkpoints(home.run.checkpoints, home.config.train.keep).newest()
-    plan = None
     if newest is None:
         runner.begin()
-    else:
-        state, model, optimizer = trainer.checkpoints.load(newest)
-        check_continued(newest, state, home.config, sampler=trainer.feed.sampler)
-        trainer.started -= state.seconds
-        update = state.position.update
-        runner.take_over(Handover(state=state, model=model, optimizer=optimizer, saved_at=update))
-        trainer.say_unsaved(optimizer)
-        trainer.view.say(trainer.welcome_back())
-        plan = decode(Plan, state.plan) if state.plan else None
-    return Began(
-        update=trainer.position.update,
-        updates=trainer.updates,
-        finished=trainer.is_finished,
-        plan=plan,
-        started=trainer.started,
-    )
+        return Began.of(trainer, {})
+    state, model, optimizer = trainer.checkpoints.load(newest)
+    check_continued(newest, state, home.config, sampler=trainer.feed.sampler)
+    trainer.started -= state.seconds
+    update = state.position.update
+    runner.take_over(Handover(state=state, model=model, optimizer=optimizer, saved_at=update))
+    trainer.say_unsaved(optimizer)
+    trainer.view.say(trainer.welcome_back())
+    return Began.of(trainer, state.plan)
 
 
 def _lesson_place(begun: _Begun) -> Path:
