@@ -31,7 +31,7 @@ from paceline.run import RunDirectory
 from paceline.schema import NodePlan, RankContext
 from paceline.schema.plain import checked, read_json_file
 from paceline.signals import handled
-from paceline.text import printable
+from paceline.text import how_it_ended, printable
 
 if TYPE_CHECKING:
     from paceline.local.board import Board
@@ -244,12 +244,9 @@ def raise_failure(ranks: LocalRanks, board: Any) -> NoReturn:
     ]
     if dead:
         number, code = dead[0]
-        name = signal.Signals(-code).name
-        cause = " (often: out of memory)" if -code == signal.SIGKILL else ""
         raise WorkerError(
-            f"rank {ranks.first + number} was killed by {name}{cause} in"
-            f" {board.place(number)};"
-            " the run was ended"
+            f"rank {ranks.first + number} {how_it_ended(code)} in {board.place(number)}; the run"
+            " was ended"
         )
     for number, process in enumerate(ranks.processes, ranks.here):
         # A rank that left no word: what the others say of it is only the consequence.
@@ -258,7 +255,7 @@ def raise_failure(ranks: LocalRanks, board: Any) -> NoReturn:
             and not (ranks.run.rank(ranks.first + number) / "error.json").exists()
         ):
             raise WorkerError(
-                f"rank {ranks.first + number} exited with code {process.returncode} in"
+                f"rank {ranks.first + number} {how_it_ended(process.returncode)} in"
                 f" {board.place(number)}"
             )
     if reports:

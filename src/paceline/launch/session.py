@@ -12,12 +12,12 @@ from pathlib import Path
 from paceline.errors import WorkerError
 from paceline.launch import failures
 from paceline.launch.agent import MARKER, SAVE_SECONDS
+from paceline.launch.carry import to_go_on_from
 from paceline.launch.channel import SILENCE_SECONDS, Message
 from paceline.launch.collect import Collecting, run_identity
 from paceline.launch.control import Control, Lost, addresses_towards
 from paceline.launch.engines import Engine, Launch, Running
 from paceline.launch.failing import Failing
-from paceline.launch.files import pieces_of
 from paceline.launch.joining import Joining, welcome_fields
 from paceline.run import RunDirectory
 from paceline.schema import Plan, decode, encode, write_json
@@ -31,8 +31,6 @@ from paceline.signals import Received, handled
 
 START_SECONDS = 120.0
 """Every agent must have come by then, counted from when the engine could start them."""
-SENT = ("metrics.jsonl", "legs.jsonl", "checkpoints/latest")
-"""What of a run that is continued a host must have that cannot see it."""
 LAST_SECONDS = 20.0
 """How long the others have to end once the first node has."""
 END_SECONDS = 4.0
@@ -282,7 +280,7 @@ class Session(Failing):
         away = [node for node, message in self.ready.items() if not message["shared"]]
         if away and (run / "checkpoints").exists():
             for node in away:
-                for piece in pieces_of(run, SENT):
+                for piece in to_go_on_from(run):
                     self.control.send(node, "file", **piece)
                     while self.control.peers[node].channel.is_waiting:
                         self.pump(0.05)
