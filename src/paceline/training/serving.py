@@ -142,6 +142,8 @@ class ServedTeam(Team):
     waits for anybody; the first worker evaluates and writes, from what servers tell it.
     """
 
+    is_steady = adds_up = False
+
     def __init__(self, task: Task, served: Served) -> None:
         super().__init__(task.context, task.board, served)
         self.served, self.run = served, task.run
@@ -183,14 +185,6 @@ class ServedTeam(Team):
 
     def request_stop(self) -> None:
         self._requested = True
-
-    @property
-    def is_steady(self) -> bool:
-        return False
-
-    @property
-    def adds_up(self) -> bool:
-        return False
 
     @property
     def evaluates(self) -> bool:

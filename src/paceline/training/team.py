@@ -187,15 +187,10 @@ class Team:
 
     # --- where nodes go at their own pace (parameter servers); the others need none of it ---
 
-    @property
-    def is_steady(self) -> bool:
-        """Everyone stays to the end, so that shares can follow measured speeds."""
-        return True
-
-    @property
-    def adds_up(self) -> bool:
-        """`sum` gives the sum over all ranks of anything, at any time."""
-        return True
+    is_steady = True
+    """Everyone stays to the end, so that shares can follow measured speeds."""
+    adds_up = True
+    """`sum` gives the sum over all ranks of anything, at any time."""
 
     @property
     def evaluates(self) -> bool:
