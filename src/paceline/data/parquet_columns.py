@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from paceline.data.arrays import Normaliser
 from paceline.data.base import DataRequest
-from paceline.data.images import ImageDamagedError, Normaliser, decode_image, photographs
+from paceline.data.images import ImageDamagedError, decode_image, photographs
 from paceline.errors import DataError, shown
 from paceline.schema.signature import Pictures
 

@@ -11,13 +11,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from paceline.data.images import (
-    DECODE_ERRORS,
-    SUFFIXES,
-    ImageDamagedError,
-    Normaliser,
-    decode_image,
-)
+from paceline.data.arrays import Normaliser
+from paceline.data.images import DECODE_ERRORS, SUFFIXES, ImageDamagedError, decode_image
 from paceline.errors import DataError, shortened
 from paceline.schema.signature import Pictures, Signature
 from paceline.text import is_number

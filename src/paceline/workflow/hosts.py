@@ -51,6 +51,7 @@ def run_legs(
     plan.json of the run says what every node is. `watch` gets the board on which this node says
     what it is doing.
     """
+    from paceline.local.board import own_board
     from paceline.local.cores import pin
     from paceline.local.memory import keep_freed_memory
 
@@ -62,7 +63,7 @@ def run_legs(
     if mine.cores:
         pin(mine.cores)
     keep_freed_memory()  # before the threads that watch the board
-    board = _board(config)
+    board = own_board(config.train.deadline)
     if watch is not None:
         watch(board)
     board.start_heartbeat()
@@ -73,18 +74,6 @@ def run_legs(
         return _with_board(_Begun(config, run, context, order, everyone, board), silent=silent)
     finally:
         board.close()
-
-
-def _board(config: Config) -> Board:
-    import os
-
-    from paceline.local.board import Board, anonymous_memory
-
-    descriptor = anonymous_memory("board")
-    try:
-        return Board(descriptor, ranks=1, rank=0, deadline=config.train.deadline)
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -63,10 +64,10 @@ class Went:
     @classmethod
     def told(cls, words: Mapping[str, Any]) -> Went:
         """As another process says it, in JSON."""
-        took = tuple(map(tuple, words.get("took", ())))
-        lists = {"times": tuple(words["times"]), "fairer": tuple(words.get("fairer", ()))}
-        plain = {name: words[name] for name in ("update", "updates", "finished", "memory_mb")}
-        return cls(**plain, **lists, took=took)
+        found = dict(words) | {"times": tuple(words["times"])}
+        found["took"] = tuple(map(tuple, words.get("took", ())))
+        found["fairer"] = tuple(words.get("fairer", ()))
+        return cls(**{each.name: found[each.name] for each in dataclasses.fields(cls)})
 
 
 @dataclass(frozen=True, kw_only=True)
