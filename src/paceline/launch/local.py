@@ -74,7 +74,6 @@ def run_ranks(
     node: NodePlan,
     *,
     module: str = "paceline.launch.rank",
-    arguments: tuple[str, ...] = (),
     silent: bool = False,
     context: RankContext | None = None,
     watch: Callable[[Board], None] | None = None,
@@ -103,7 +102,7 @@ def run_ranks(
             for number in range(node.ranks):
                 (run.rank(context.rank + number) / "error.json").unlink(missing_ok=True)
                 place = dataclasses.replace(context, rank=context.rank + number, local_rank=number)
-                program = (module, *arguments, *map(str, sent))
+                program = (module, *map(str, sent))
                 ranks.processes.append(_start(run, node, place, memory, program, sent))
             _watch(ranks, ranks.board)
         return ranks.processes[0].returncode

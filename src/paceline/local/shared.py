@@ -28,8 +28,8 @@ from paceline.local.board import Board
 from paceline.local.gradient_hooks import refuse_shared_memory
 from paceline.schema.plain import parse_json
 
-ABSENT, FULL, HALF, NUMBER = range(4)
-"""What a rank publishes of a parameter: nothing, a tensor in fp32 or in bf16, one number."""
+ABSENT, FULL, HALF = range(3)
+"""What a rank publishes of a parameter: nothing, or a tensor in fp32 or in bf16."""
 LINE = 64
 _NOTE_BYTES = 8192
 

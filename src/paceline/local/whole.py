@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from paceline.errors import UnsupportedError
 from paceline.local.base import (
     LocalStrategy,
     OptimizerState,
     StepResult,
+    agree_on_gradients,
     clip_gradients,
     scale_rate,
 )
 from paceline.local.state import OwnOptimizer, read_state, write_state
-from paceline.local.steps import NO_WEIGHTS, divide_by_weight
+from paceline.local.steps import divide_by_weight
 
 
 class WholeOptimizer(LocalStrategy):
@@ -61,19 +61,12 @@ class WholeOptimizer(LocalStrategy):
 
     def _finish(self, result: StepResult, total: int) -> bool:
         """Agree with the other nodes on gradients, and on what they count for."""
-        exchange = self.job.exchange
-        assert exchange is not None
-        if self._counted is not None:
-            self._counted.grad = torch.full_like(self._counted, result.counted)
-        elif not exchange.own_loss and result.counted != result.samples:
-            raise UnsupportedError(NO_WEIGHTS)
-        finished = exchange.finish()
-        counted = result.counted if exchange.own_loss else float(total)
-        if self._counted is not None and self._counted.grad is not None:
-            counted = float(self._counted.grad)
-        if finished:
+        applied, counted = agree_on_gradients(
+            self.job, self._counted, result, result.counted, total
+        )
+        if applied:
             divide_by_weight((p for _, p in self._named), counted, total)
-        return finished
+        return applied
 
     def scale_rate(self, factor: float) -> None:
         scale_rate(self._optimizer, factor)
@@ -99,7 +92,3 @@ class WorkerPerRank(LocalStrategy):
     @property
     def worker(self) -> int:
         return self.job.context.local_rank
-
-    @property
-    def workers(self) -> int:
-        return self.job.context.local_size

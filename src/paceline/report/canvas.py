@@ -22,6 +22,7 @@ Anchor = Literal["start", "middle", "end"]
 
 _FONTS = ("DejaVuSans.ttf", "LiberationSans-Regular.ttf", "Arial.ttf")
 _BOLD = ("DejaVuSans-Bold.ttf", "LiberationSans-Bold.ttf", "Arial_Bold.ttf")
+_GROUND = "#ffffff"
 _FAMILY = "'DejaVu Sans', 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
 
 
@@ -67,9 +68,8 @@ class SvgCanvas:
             f' stroke-width="{width:g}" stroke-linejoin="round"{dashes}/>'
         )
 
-    def area(self, points: Sequence[Point], colour: str, edge: str = "") -> None:
-        stroke = f' stroke="{edge}" stroke-width="0.75"' if edge else ""
-        self._parts.append(f'<polygon points="{_points(points)}" fill="{colour}"{stroke}/>')
+    def area(self, points: Sequence[Point], colour: str) -> None:
+        self._parts.append(f'<polygon points="{_points(points)}" fill="{colour}"/>')
 
     def text(
         self,
@@ -90,9 +90,9 @@ class SvgCanvas:
             f' text-anchor="{anchor}"{weight}{turn}>{escape(_printable(words))}</text>'
         )
 
-    def render(self, title: str, description: str = "", *, ground: str = "#ffffff") -> str:
+    def render(self, title: str, description: str) -> str:
         """The whole file."""
-        back = f'<rect width="100%" height="100%" fill="{ground}"/>' if ground else ""
+        back = f'<rect width="100%" height="100%" fill="{_GROUND}"/>'
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} {self.height:g}"'
             f' width="{self.width:g}" height="{self.height:g}" role="img"'
@@ -105,19 +105,14 @@ class SvgCanvas:
 
 
 class PngCanvas:
-    """Draws with Pillow, `sharpness` pixels per unit."""
+    """Draws with Pillow, two pixels per unit, each the mean of four."""
 
-    _SMOOTH = 2
-
-    def __init__(
-        self, width: float, height: float, *, sharpness: int = 2, ground: str = "#ffffff"
-    ) -> None:
+    def __init__(self, width: float, height: float) -> None:
         from PIL import Image, ImageDraw
 
-        self._scale = sharpness * self._SMOOTH
-        self._final = (round(width * sharpness), round(height * sharpness))
-        size = (self._final[0] * self._SMOOTH, self._final[1] * self._SMOOTH)
-        self._image = Image.new("RGB", size, ground)
+        self._scale = 4
+        self._final = (round(width * 2), round(height * 2))
+        self._image = Image.new("RGB", (self._final[0] * 2, self._final[1] * 2), _GROUND)
         self._draw = ImageDraw.Draw(self._image)
 
     def line(
@@ -130,10 +125,8 @@ class PngCanvas:
                     self._pixels(piece), colour, max(1, round(width * self._scale)), joint="curve"
                 )
 
-    def area(self, points: Sequence[Point], colour: str, edge: str = "") -> None:
+    def area(self, points: Sequence[Point], colour: str) -> None:
         self._draw.polygon(self._pixels(points), fill=colour)
-        if edge:
-            self.line([*points, points[0]], edge, 0.75)
 
     def text(
         self,

@@ -27,17 +27,17 @@ _ROW = 26.0
 _MANY_POINTS = 40
 
 
-def figure_svg(figure: Figure, *, bare: bool = False) -> str:
-    """The figure as SVG; `bare` leaves out title and caption, which the page has already."""
-    layout = _Layout(figure, bare)
+def figure_svg(figure: Figure) -> str:
+    """The figure as SVG."""
+    layout = _Layout(figure)
     canvas = SvgCanvas(WIDTH, layout.height)
     _draw(canvas, layout)
-    return canvas.render(figure.title, figure.caption, ground="" if bare else "#ffffff")
+    return canvas.render(figure.title, figure.caption)
 
 
 def figure_png(figure: Figure) -> bytes:
     """The figure as PNG, twice as sharp as the SVG's own size."""
-    layout = _Layout(figure, bare=False)
+    layout = _Layout(figure)
     canvas = PngCanvas(WIDTH, layout.height)
     _draw(canvas, layout)
     return canvas.render()
@@ -64,14 +64,13 @@ class _Scale:
 class _Layout:
     """Where everything stands."""
 
-    def __init__(self, figure: Figure, bare: bool) -> None:
-        self.figure, self.bare = figure, bare
+    def __init__(self, figure: Figure) -> None:
+        self.figure = figure
         self.categories = figure.categories
         self.legend = list(_legend_rows(figure))
-        self.caption = [] if bare else textwrap.wrap(figure.caption, 108)
-        head = 8.0 if bare else 34.0
-        self.legend_top = head
-        self.top = head + 20.0 * len(self.legend) + 12.0
+        self.caption = textwrap.wrap(figure.caption, 108)
+        self.legend_top = 34.0
+        self.top = self.legend_top + 20.0 * len(self.legend) + 12.0
         inner = max(3, len(self.categories)) * _ROW if figure.horizontal else 260.0
         self.bottom = self.top + inner
         self.height = self.bottom + 50.0 + 16.0 * len(self.caption)
@@ -109,8 +108,7 @@ class _Layout:
 
 def _draw(canvas: Canvas, layout: _Layout) -> None:
     figure = layout.figure
-    if not layout.bare:
-        canvas.text((14, 24), figure.title, _TITLE, colour=_INK, bold=True)
+    canvas.text((14, 24), figure.title, _TITLE, colour=_INK, bold=True)
     _draw_legend(canvas, layout)
     _draw_value_axis(canvas, layout)
     _draw_place_axis(canvas, layout)
