@@ -163,7 +163,7 @@ class Session(Failing):
             port=self.control.port,
             secret=self.control.secret,
             run=self.order.run.path.resolve(),
-            name=decode_name(self.order.config),
+            name=str(parse_toml(self.order.config).get("name", "run")),
             network=self.order.network,
             interface=self.order.interface,
             store_port=self.order.store_port,
@@ -401,11 +401,6 @@ def found_places(control: Control) -> tuple[NodePlace, ...]:
         host = Host(name=peer.host, address=address, slots=len(alike))
         found.append(NodePlace(node=peer.node, host=host, slot=alike.index(peer.node)))
     return tuple(found)
-
-
-def decode_name(config: str) -> str:
-    """The run's name, for whoever lists jobs."""
-    return str(parse_toml(config).get("name", "run"))
 
 
 __all__ = ["HostOrder", "Session"]

@@ -181,7 +181,8 @@ class Batcher:
             batch = self._take(share)
             if batch:
                 self._compute(batch)
-        self._note_idle()
+        if not self._pieces and not self._running:
+            self._idle.set()
 
     def _share(self) -> int:
         """Samples of each worker, if what is here and coming is divided evenly.
@@ -255,10 +256,6 @@ class Batcher:
             given = outcome if isinstance(outcome, BaseException) else outcome[start:end]
             self._settle(piece, given)
             start = end
-
-    def _note_idle(self) -> None:
-        if not self._pieces and not self._running:
-            self._idle.set()
 
     async def drain(self) -> None:
         """Until nothing waits and nothing is computed."""
