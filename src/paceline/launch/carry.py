@@ -325,7 +325,8 @@ def to_go_on_from(run: Path) -> Generator[Message]:
     latest = run / "checkpoints" / "latest"
     if latest.is_symlink():
         step = latest.readlink().name
-        yield from _pieces(f"checkpoints/{step}", {path.name: path for path in latest.iterdir()})
+        files = {path.name: path for path in sorted(latest.iterdir()) if path.is_file()}
+        yield from _pieces(f"checkpoints/{step}", files)
         yield {"links": {"latest": step}}
 
 
