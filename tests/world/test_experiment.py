@@ -117,7 +117,7 @@ def test_every_kind_of_step_and_of_end(small: Path, tmp_path: Path, run_cli: Run
     assert steps["listing"]["result"]["name"] == "digits"
     assert "nothing-of-that-name" in steps["mistaken"]["failed"]
     assert steps["expected"]["failed"] == ""
-    assert "peers come with the source tree" in steps["stranger"]["failed"]
+    assert "nobody.py is not there" in steps["stranger"]["failed"]
     assert "nobody" in steps["stranger"]["failed"]
 
     again = run_cli(*words, "--only", "training", "--only", "[ls]*", timeout=600)

@@ -65,7 +65,7 @@ def rank_context(environment: Mapping[str, str] = os.environ) -> RankContext:
 
     def number(name: str) -> int:
         value = environment.get(name, "")
-        if not value.lstrip("-").isdigit():
+        if not value.lstrip("-").isdecimal():
             raise ConfigError(f"{name} = {value!r} must be a whole number: the launcher sets it")
         return int(value)
 
@@ -178,7 +178,7 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
     value = environment.get(name, "").partition("(")[0].partition(",")[0]
     if not value and default is not None:
         return default
-    if not value.isdigit():
+    if not value.isdecimal():
         raise ConfigError(f"{name} = {value!r} must be a whole number: the launcher sets it")
     return int(value)
 
@@ -300,7 +300,7 @@ def agent_process(environment: Mapping[str, str] = os.environ) -> int:
 def handed_board(environment: Mapping[str, str] = os.environ) -> int | None:
     """Descriptor of the board on which the agent of this node looks; None: nobody does."""
     value = environment.get("PACELINE_BOARD", "")
-    return int(value) if value.isdigit() else None
+    return int(value) if value.isdecimal() else None
 
 
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -412,7 +412,7 @@ def script_environment(
 def inherited_descriptors(environment: Mapping[str, str] = os.environ) -> tuple[int, ...]:
     """Descriptors that MPICH hands down: a child that is to be the MPI rank needs them."""
     value = environment.get("PMI_FD", "")
-    return (int(value),) if value.isdigit() else ()
+    return (int(value),) if value.isdecimal() else ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -253,7 +253,7 @@ class Agent:
 
     def _processes(self) -> list[int]:
         own = os.getpid()
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+        pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208
         if self.config["namespaces"]:
             return [pid for pid in pids if pid != own]
         parents = {pid: _parent(pid) for pid in pids}

@@ -299,7 +299,7 @@ def _not_emulated(spec: LabSpec, *, emulated: bool) -> list[str]:
 def _outer_pid(ancestor: int, inner: int) -> int | None:
     """The process id, here, of a descendant that has `inner` in its own namespace."""
     for path in Path("/proc").iterdir():
-        if path.name.isdigit():
+        if path.name.isdecimal():
             try:
                 status = (path / "status").read_text()
                 same = os.readlink(path / "ns/pid") == os.readlink(f"/proc/{ancestor}/ns/pid")  # noqa: PTH115

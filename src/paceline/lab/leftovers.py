@@ -77,7 +77,7 @@ def _kill_processes(state: Path) -> list[int]:
     mark = f"PACELINE_LAB={state}".encode()
     killed: list[int] = []
     for path in Path("/proc").iterdir():
-        if path.name.isdigit() and int(path.name) != os.getpid():
+        if path.name.isdecimal() and int(path.name) != os.getpid():
             with contextlib.suppress(OSError):
                 ours = path.stat().st_uid == os.geteuid()
                 if ours and mark in (path / "environ").read_bytes().split(b"\0"):

@@ -53,7 +53,7 @@ def start_agent(script: str, config_path: str, namespaces: bool) -> tuple[int, i
         os.close(report_write)
         report = os.read(report_read, 64).decode()
         os.close(report_read)
-        if not report.isdigit():
+        if not report.isdecimal():
             os.waitpid(child, 0)
             raise OSError(0, report or "the process that makes namespaces was killed")
         return child, int(report)

@@ -78,7 +78,7 @@ def leftovers_of(pid: int) -> list[str]:
     name = f"{PREFIX}{pid}-"
     found = [str(path) for path in (*find_states(), *find_groups()) if path.name.startswith(name)]
     for path in Path("/proc").iterdir():
-        if path.name.isdigit():
+        if path.name.isdecimal():
             with contextlib.suppress(OSError):
                 words = (path / "environ").read_bytes() + (path / "cmdline").read_bytes()
                 if name.encode() in words:

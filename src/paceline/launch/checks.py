@@ -83,7 +83,7 @@ def mpi_library() -> str | None:
         version = next((word.lstrip("v") for word in words if word.startswith("v")), "")
         return f"openmpi {version}".strip()
     if "MPICH" in text:
-        version = next((word for word in words if word[:1].isdigit()), "")
+        version = next((word for word in words if word[:1].isdecimal()), "")
         return f"mpich {version}".strip()
     return " ".join(words[:4])
 

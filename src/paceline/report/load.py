@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -127,7 +128,14 @@ class RunData:
 
     def column(self, key: str) -> tuple[float | None, ...]:
         """One value per epoch."""
-        return tuple(finite(line.get(key)) for line in self.metrics)
+        if key not in self._columns:
+            self._columns[key] = tuple(finite(line.get(key)) for line in self.metrics)
+        return self._columns[key]
+
+    @functools.cached_property
+    def _columns(self) -> dict[str, tuple[float | None, ...]]:
+        """Those that were asked for: curves and tables ask several times for each."""
+        return {}
 
 
 def _copies(node: Any) -> int:

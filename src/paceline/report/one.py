@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -35,7 +36,7 @@ def asked_section(run: RunData) -> Section | None:
     settings = dict(flat(run.config))
     if not settings:
         return _empty(run, "asked", "What was asked", "The run has no readable config.toml.")
-    defaults = dict(flat(encode(Config())))
+    defaults = _defaults()
     versions = {k: v for k, v in settings.items() if k.startswith("versions.")}
     changed = {
         key: value
@@ -61,6 +62,12 @@ def asked_section(run: RunData) -> Section | None:
             _settings_table("defaults", "Settings left at their default", rest, folded=True),
         ),
     )
+
+
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    """A live page asks for them every second."""
+    return dict(flat(encode(Config())))
 
 
 def _batch(run: RunData) -> str:

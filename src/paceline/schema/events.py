@@ -232,7 +232,8 @@ def _is_left_out(event: Event, key: str, value: Any) -> bool:
 
 _PLAIN_SPAN: Final = re.compile(
     r'\{"event": "span", "name": "(' + "|".join(SPAN_NAMES) + r')", "start": (\d{1,15}\.\d{1,17}),'
-    r' "seconds": (\d{1,15}\.\d{1,17}), "update": (0|[1-9]\d{0,17})\}\n?',
+    r' "seconds": (\d{1,15}\.\d{1,17}), "update": (0|[1-9]\d{0,17})'
+    r'(?:, "waited_for": \[(\d{1,6})\])?(?:, "detail": "([ a-z]{1,40})")?\}\n?',
     re.ASCII,
 )
 """As `encode_line` writes most spans: thousands come in a second of short updates."""
@@ -241,12 +242,14 @@ _PLAIN_SPAN: Final = re.compile(
 def decode_line(text: str) -> Event | None:
     """The event of a line; None for half a line, and for what a later version may add."""
     if (plain := _PLAIN_SPAN.fullmatch(text)) is not None:
-        name, start, seconds, update = plain.groups()
+        name, start, seconds, update, waited_for, detail = plain.groups("")
         return Span(
             name=cast(SpanName, name),
             start=float(start),
             seconds=float(seconds),
             update=int(update),
+            waited_for=(int(waited_for),) if waited_for else (),
+            detail=detail,
         )
     try:
         data = parse_json(text)

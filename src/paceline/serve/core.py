@@ -226,7 +226,7 @@ class Core:
     def _reserve(self, headers: dict[str, str]) -> int:
         """Room for a body: all of them together are bounded, whoever sends them."""
         text = headers.get("content-length", "")
-        size = int(text) if text.isdigit() and len(text) < 20 else self.limits.body
+        size = int(text) if text.isdecimal() and len(text) < 20 else self.limits.body
         if size > self.limits.body:
             raise RefusalError(413, f"the body has more than {self.limits.body:,} bytes: split it")
         if self._bodies + size > self.limits.bodies:

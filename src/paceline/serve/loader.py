@@ -25,6 +25,7 @@ from paceline.schema.version import FILES, INPUT, OUTPUT, Version
 from paceline.serve.inputs import Preparer
 from paceline.serve.setup import (
     LARGEST_BATCH,
+    LONGEST_MEASURING,
     NO_SLOWER,
     UNKNOWN,
     Run,
@@ -106,6 +107,7 @@ def prepare(
     """
     cores = usable_cores()
     ways: list[_Way] = []
+    until = time.perf_counter() + LONGEST_MEASURING
     try:
         for workers, threads in sorted({(1, cores), (cores, 1)}, reverse=True):
             ways.append(_way(maker, workers, threads, lone=False))
@@ -119,10 +121,12 @@ def prepare(
                 threads=threads,
                 most=most or LARGEST_BATCH,
                 clock=clock,
+                until=until,
             )
         best, alone = _chosen(ways), None
         _close(ways, but=[best])  # before there is a third one in memory
-        if best.setup.workers > 1 and best.setup.lone_seconds > INSTANT_SECONDS:
+        is_slow = best.setup.lone_seconds > INSTANT_SECONDS
+        if best.setup.workers > 1 and is_slow and time.perf_counter() < until:
             ways.append(_way(maker, 1, cores, lone=True))
             gain = lone_gain(about, (best.run, best.pool), (ways[-1].run, ways[-1].pool))
             alone = ways[-1] if gain >= LONE_GAIN else None

@@ -139,7 +139,7 @@ def v2_request(body: bytes, headers: Mapping[str, str], about: Version) -> Reque
     length = headers.get(HEADER)
     text, rest = body, memoryview(b"")
     if length is not None:
-        if not length.isdigit() or int(length) > len(body):
+        if not length.isdecimal() or len(length) > 15 or int(length) > len(body):
             raise RefusalError(400, f"{HEADER} = {shown(length)} must be the length of the JSON")
         text, rest = body[: int(length)], memoryview(body)[int(length) :]
     data = read_json(text)

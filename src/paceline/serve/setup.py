@@ -32,6 +32,8 @@ LONGEST_TRIAL = 1.0
 NO_SLOWER = 0.9
 """A larger batch may give so many times the samples per second of the best: the rest is noise.
 What must gain gives more than the best divided by this."""
+LONGEST_MEASURING = 10.0
+"""Seconds: what is not measured by then, on a busy machine, is not waited for."""
 GROWTH = 4
 """Each batch that is tried is so many times the one before."""
 BARRIER_SECONDS = 60.0
@@ -74,11 +76,13 @@ def measured(
     threads: int,
     most: int,
     clock: Clock,
+    until: float,
 ) -> Setup:
     """The largest batch that is no slower per sample, and the samples per second with it.
 
     One that takes long must be faster. Of repeated times the shortest counts: what else the machine
     does makes none shorter. Where `clock` is the processor time of the thread, others hardly count.
+    No larger batch is tried after `until`, by time.perf_counter.
     """
     batch, best, lone, count = 1, 0.0, math.inf, 1
     while count <= most:
@@ -92,7 +96,7 @@ def measured(
             batch, best = count, max(rate, best)
         elif is_long:  # a short one may have been disturbed: the next may still be as good
             break
-        if seconds * GROWTH > LONGEST_TRIAL:
+        if seconds * GROWTH > LONGEST_TRIAL or time.perf_counter() > until:
             break
         count *= GROWTH
     return Setup(

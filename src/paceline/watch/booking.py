@@ -9,7 +9,7 @@ from paceline.observe.ledger import make_ledger
 from paceline.schema.events import Clock, End, Exchanged, RankSession, Span, Start
 from paceline.schema.ledger import CATEGORIES, Ledger, RankLedger
 
-MOST_SPANS = 20_000
+MOST_SPANS = 4_000
 """Of a rank that are kept until the other ranks have come as far."""
 
 

@@ -17,7 +17,7 @@ from paceline.report.track import HostSeen, Track
 from paceline.schema.events import read_run
 from paceline.watch.follow import Follower, RankSeen
 
-MOST_EPOCHS = 300
+MOST_EPOCHS = 150
 """Of a training under way that are drawn."""
 
 

@@ -113,13 +113,15 @@ def test_any_span_comes_back_as_it_was(
     start=st.floats(min_value=0, max_value=1e12),
     seconds=st.floats(min_value=0, max_value=1e6),
     update=st.integers(min_value=0, max_value=2**62),
+    more=st.sampled_from(["", ', "waited_for": [1]', ', "waited_for": [0], "detail": "weights"'])
+    | st.text("abc ", min_size=1).map(', "detail": "{}"'.format),
 )
 def test_a_plain_span_is_read_at_a_glance_as_any_other(
-    name: str, start: float, seconds: float, update: int
+    name: str, start: float, seconds: float, update: int, more: str
 ) -> None:
     line = (
         f'{{"event": "span", "name": "{name}", "start": {start:.6f},'
-        f' "seconds": {seconds:.7f}, "update": {update}}}'
+        f' "seconds": {seconds:.7f}, "update": {update}{more}}}'
     )
     # With another blank it is no longer what is known at a glance.
     slowly = decode_line(line.replace("{", "{ "))

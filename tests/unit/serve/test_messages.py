@@ -84,6 +84,10 @@ def test_binary_tensors_of_the_wrong_length_are_refused() -> None:
     for rest in (b"", b"\0" * 11, b"\0" * 13):
         with pytest.raises(RefusalError, match="bytes follow the JSON"):
             messages.v2_request(head + rest, headers, about())
+    superscript = "\u00b31"  # a digit, and yet no number
+    for length in (superscript, "9" * 5000, "-1", str(len(head) + 1)):
+        with pytest.raises(RefusalError, match="must be the length of the JSON"):
+            messages.v2_request(head, {messages.HEADER: length}, about())
     odd = json.dumps({"inputs": [tensor | {"parameters": [1]}]}).encode()
     with pytest.raises(RefusalError, match="must be a table"):
         messages.v2_request(odd, {}, about())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -36,7 +37,11 @@ ABOUT = Version(
         (0.3, 0.0, 1),  # the next would take too long to try
     ],
 )
-def test_batches_are_as_large_as_they_gain(once: float, each: float, batch: int) -> None:
+def test_batches_are_as_large_as_they_gain(
+    monkeypatch: pytest.MonkeyPatch, once: float, each: float, batch: int
+) -> None:
+    monkeypatch.setattr("paceline.serve.loader.LONGEST_MEASURING", math.inf)
+
     def run(inputs: np.ndarray) -> np.ndarray:
         time.sleep(once + each * len(inputs))
         return inputs
@@ -46,8 +51,27 @@ def test_batches_are_as_large_as_they_gain(once: float, each: float, batch: int)
     assert servable.setup.batch == batch
 
 
+def test_a_busy_machine_does_not_keep_a_version_from_answering(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("paceline.serve.loader.LONGEST_MEASURING", 0.0)
+    monkeypatch.setattr("paceline.serve.loader.usable_cores", lambda: 2)
+    runs: list[int] = []
+
+    def run(inputs: np.ndarray) -> np.ndarray:
+        runs.append(len(inputs))
+        time.sleep(0.01)
+        return inputs
+
+    servable = prepare(ABOUT, lambda threads, lone: (run, lambda: None), 0)
+    servable.close()
+    assert set(runs) == {1}
+    assert (servable.setup.batch, servable.alone) == (1, None)
+
+
 def test_a_batch_per_core_goes_before_one_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Level in samples per second; the second session is kept if it answers one sooner."""
+    monkeypatch.setattr("paceline.serve.loader.LONGEST_MEASURING", math.inf)
     monkeypatch.setattr("paceline.serve.loader.usable_cores", lambda: 4)
 
     def prepared(one_thread: float, all_threads: float) -> Servable:

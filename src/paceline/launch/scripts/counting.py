@@ -51,7 +51,7 @@ def cuda_devices(driver: Path = _DRIVER, environment: Mapping[str, str] | None =
         return there
     found = 0
     for name in named:
-        if not name or name.startswith("-") or (name.isdigit() and int(name) >= there):
+        if not name or name.startswith("-") or (name.isdecimal() and int(name) >= there):
             break
         found += 1
     return found
@@ -80,7 +80,7 @@ def asked_ranks(text: str) -> int | None:
     """What `--nproc TEXT` says; None: auto."""
     if text == "auto":
         return None
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 4096:
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 4096:
         raise ConfigError(f"--nproc {shown(text)} must be `auto` or a number of ranks from 1")
     return int(text)
 

@@ -27,7 +27,7 @@ def members(sessions: Collection[int]) -> dict[int, list[int]]:
     """The processes of each session."""
     found: dict[int, list[int]] = {session: [] for session in sessions}
     for name in os.listdir("/proc"):  # noqa: PTH208 - names alone, twenty times faster
-        if name.isdigit():
+        if name.isdecimal():
             with contextlib.suppress(OSError):
                 session = os.getsid(int(name))
                 if session in found and not _has_ended(int(name)):
