@@ -160,7 +160,7 @@ class StoreMeeting(StartRendezvous):
 
 def read_port(text: bytes) -> int:
     """A port from what anybody may have written; ValueError for anything else."""
-    if not text.isdecimal() or len(text) > 5 or not 0 < int(text) < 2**16:
+    if not text.isdigit() or len(text) > 5 or not 0 < int(text) < 2**16:
         raise ValueError(f"{text[:20]!r} is no port")
     return int(text)
 
