@@ -44,10 +44,10 @@ class AllReduce(Summing):
             flat.add_(kept)
         small = flat.to(torch.bfloat16)
         self._errors[number] = flat - small
-        return _Widened(self.network.sum(small, "the sum of gradients (bf16)"), small, flat)
+        return Widened(self.network.sum(small, "the sum of gradients (bf16)"), small, flat)
 
 
-class _Widened:
+class Widened:
     """A sum in bf16, whose result goes back into fp32."""
 
     def __init__(self, pending: Pending, small: torch.Tensor, flat: torch.Tensor) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from paceline.exchange.base import Exchange, Memory
+from paceline.exchange.base import Memory
 from paceline.exchange.buckets import Buckets
+from paceline.exchange.network import Network
 
 ENTRY = ".exchange"
 """Where a checkpoint's optimizer state has it: no parameter's name begins with a dot."""
@@ -35,9 +36,8 @@ def errors_of(saved: Memory, buckets: Buckets) -> dict[int, torch.Tensor]:
     return found if fits else {}
 
 
-def gathered(exchange: Exchange) -> dict[str, torch.Tensor]:
+def gathered(own: Memory, network: Network) -> dict[str, torch.Tensor]:
     """On the first node: the memory of all nodes, under "NODE/name"; all nodes call it."""
-    own, network = exchange.memory(), exchange.network
     if not own:
         return {}
     names = sorted(own)

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
-from paceline.integrations.shares import tensors_in
+from paceline.pace.carrying import Carrying
 
 SAMPLED = 8
 """Numbers of every gradient by which ranks see that theirs are the same."""
@@ -26,9 +25,9 @@ SAME = 1e-3
 class Bodies:
     """Watches one loop body after the other."""
 
-    def __init__(self) -> None:
-        self.reason = ""
-        """Why a rank must not miss a batch of this loop, once that has been seen."""
+    def __init__(self, carrying: Carrying) -> None:
+        self._carrying = carrying
+        self._reason = ""
         self._events: list[str] = []
         self._usual: dict[int, list[str]] = {}
         self._loader = 0
@@ -36,10 +35,13 @@ class Bodies:
         self._size = 0.0
         self._stale: set[int] = set()
         """Parameters whose gradients are still those of the batch before."""
-        self._given: list[torch.Tensor] = []
-        self._before: list[torch.Tensor] = []
         self.is_open = False
         """A batch is being worked on."""
+
+    @property
+    def reason(self) -> str:
+        """Why a rank must not miss a batch of this loop, once that has been seen."""
+        return self._reason or self._carrying.reason
 
     @property
     def has_trained(self) -> bool:
@@ -55,25 +57,8 @@ class Bodies:
         """A loop over a loader begins."""
         self._loader = loader
         trained = {key for key, events in self._usual.items() if "backward" in events}
-        if len(trained) > 1 and not self.reason:
-            self.reason = "several loaders are trained on in turn"
-
-    def watch(self, model: nn.Module) -> None:
-        """See what goes into a model, and what comes out."""
-        model.register_forward_pre_hook(self._goes_in, with_kwargs=True)
-        model.register_forward_hook(lambda _, __, output: self._comes_out(output))
-
-    def _goes_in(self, _: nn.Module, words: Any, named: Any) -> None:
-        if not self.is_open or not self._before:
-            return
-        known = {each.untyped_storage().data_ptr() for each in self._before}
-        values = [*tensors_in(words), *tensors_in(named)]
-        if any(each.untyped_storage().data_ptr() in known for each in values):
-            self.reason = "the loop gives a model what came of the batch before"
-
-    def _comes_out(self, output: Any) -> None:
-        if self.is_open:
-            self._given += [each.detach() for each in tensors_in(output)]
+        if len(trained) > 1 and not self._reason:
+            self._reason = "several loaders are trained on in turn"
 
     def note(self, event: str) -> None:
         """Something that every rank does in the same order."""
@@ -102,7 +87,7 @@ class Bodies:
             self._digest.update(json.dumps(plain, sort_keys=True).encode())
             for parameter in group["params"]:
                 if id(parameter) in self._stale and parameter.grad is not None:
-                    self.reason = "gradients are carried from batch to batch"
+                    self._reason = "gradients are carried from batch to batch"
                 if parameter.grad is not None and parameter.grad.layout is torch.strided:
                     flat = parameter.grad.detach().reshape(-1)
                     some = flat[:: max(1, flat.numel() // SAMPLED)]
@@ -113,7 +98,7 @@ class Bodies:
 
     def begin(self) -> None:
         """A batch is handed out."""
-        self._events, self._before, self._given = [], self._given, []
+        self._events = []
         self._stale.clear()
         self.is_open = True
 
@@ -124,13 +109,12 @@ class Bodies:
         self.is_open = False
         self._digest.update("|".join(self._events).encode())
         usual = self._usual.setdefault(self._loader, self._events)
-        if self._events != usual and not self.reason:
-            self.reason = "the loop does not treat every batch in the same way"
+        if self._events != usual and not self._reason:
+            self._reason = "the loop does not treat every batch in the same way"
 
     def forget(self) -> None:
         """The loop has ended, or was left in the middle of a body."""
         self.is_open = False
-        self._before, self._given = [], []
 
     def report(self) -> list[Any]:
         """What ranks of a leg compare."""

@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from paceline.errors import UnsupportedError, UserError
 from paceline.local.batch_norm import BatchNormMode, batch_norms, use_plain_synchronised
+from paceline.pace.compressed import Compressed
 from paceline.pace.overlap import Departure, Rhythm, strided
 from paceline.pace.ranks import Ranks
 
@@ -34,6 +35,8 @@ class Gradients:
         self._before: dict[int, torch.Tensor | None] = {}
         self._rhythm = Rhythm()
         self._departure: Departure | None = None
+        self.compressed: Compressed | None = None
+        """Where gradients are made smaller between hosts."""
 
     def add(self, name: str, parameter: torch.Tensor) -> bool:
         """One more parameter, if it is not there already."""
@@ -86,7 +89,13 @@ class Gradients:
         expected = [trained[number] for number in self._rhythm.expected if number in trained]
         if not expected:
             return None
-        return Departure(expected, self._ranks.begin_adding_up, counts=counts)
+        return Departure(expected, self._begin, counts=counts)
+
+    def _begin(self, flat: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Any:
+        """A bucket leaves for the other ranks."""
+        if self.compressed is not None and self.compressed.is_open:
+            return self.compressed.begin(flat, parameters)
+        return self._ranks.begin_adding_up(flat)
 
     @torch.no_grad()
     def add_up(self) -> None:
@@ -105,6 +114,8 @@ class Gradients:
             for each, total in departure.sums():
                 if id(each) in needed:
                     each.grad = total if each.grad is None else each.grad.add_(total)
+                elif self.compressed is not None:
+                    self.compressed.give_back(each, total)
         self._rhythm.note(tuple(n for n, each in trained.items() if each.grad is not None))
         for number, each in trained.items():
             before = self._before[number]
@@ -117,7 +128,7 @@ class Gradients:
             each.grad = strided(torch.zeros_like(each) if each.grad is None else each.grad)
         if len(self._ranks.members) == 1:
             return
-        departure = Departure(parameters, self._ranks.begin_adding_up, counts=True)
+        departure = Departure(parameters, self._begin, counts=True)
         departure.finish()
         for each, total in departure.sums():
             each.grad = total

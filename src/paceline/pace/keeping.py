@@ -23,7 +23,7 @@ from paceline.observe.metrics import MetricsFile, totals
 from paceline.pace.ranks import Ranks
 from paceline.references import OBJECT, object_name
 from paceline.run import RunDirectory, create_run, open_run, write_whole
-from paceline.schema import Config, NodePlan, Plan, write_json
+from paceline.schema import Config, ExchangeSettings, NodePlan, Plan, write_json
 from paceline.schema.checkpoint import fixed_settings, newest_good, other_settings
 from paceline.schema.codec import encode
 from paceline.schema.legs import Leg, cut_at, read_legs
@@ -45,7 +45,7 @@ def script_name() -> str:
 
 def described(
     name: str, models: Sequence[nn.Module], optimizers: Sequence[Any], loaders: Sequence[Any],
-    epochs: int, monitor: str,
+    epochs: int, monitor: str, exchange: ExchangeSettings,
 ) -> Config:  # fmt: skip
     """What config.toml says of a loop: by name, since its objects are the script's."""
     data = object_name(loaders[0].dataset) if loaders else f"{OBJECT}{name}"
@@ -58,6 +58,8 @@ def described(
         "optimizer.name": _joined(optimizers) or f"{OBJECT}{name}",
         "train.epochs": max(1, epochs),
         "train.monitor": monitor,
+        "exchange.compression": exchange.compression,
+        "exchange.rank": exchange.rank,
     } | ({"workload.batch_size": batch} if batch else {})
     return with_versions(config_from(settings))
 

@@ -21,6 +21,7 @@ import torch
 from paceline.errors import UnsupportedError, UserError
 from paceline.local.cores import pin, set_threads, visible_cores
 from paceline.pace.bodies import Bodies, differing
+from paceline.pace.carrying import Carrying
 from paceline.pace.meter import Meter
 from paceline.pace.ranks import Ranks
 from paceline.pace.teams import Members, Seat, options, seats_of, team_name, teams
@@ -70,12 +71,13 @@ class Legs:
         hand_over: Callable[[], None],
         shares: Sequence[float],
         say: Callable[[str], None],
+        carrying: Carrying,
         *,
         follow: bool = True,
     ) -> None:
         """`follow`: shares follow the measured speeds."""
         self._ranks, self._meter, self._hand_over, self._say = ranks, meter, hand_over, say
-        self.bodies = Bodies()
+        self._carrying, self.bodies = carrying, Bodies(carrying)
         self.legs: list[Leg] = []
         self.batches_left: Callable[[int], int] = lambda _: 0
         """Of the epochs after this one, by the number of one's batches."""
@@ -261,12 +263,14 @@ class Legs:
         under.asked.append(time.perf_counter())
         under.busy.append(self._meter.busy)
         took = [later - before for before, later in itertools.pairwise(under.busy)]
-        found = self._ranks.gather([*self.bodies.report(), took[: len(under.samples)]])
+        mine = [*self.bodies.report(), took[: len(under.samples)], self._carrying.held()]
+        found = self._ranks.gather(mine)
         if not self._ranks.is_first:
             self._under = None
         wrong = differing([each[:2] for each in found])
         if wrong is not None:
             self._refuse_other(f"rank {self._ranks.members[wrong]}")
+        self._carrying.compare([each[3] for each in found])
         return [each[2] for each in found]
 
     def _record(self, took: list[list[float]]) -> None:

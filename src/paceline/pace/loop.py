@@ -14,10 +14,13 @@ from torch.utils.data import DataLoader
 
 from paceline.config.environment import given_shares
 from paceline.errors import ConfigError, RunDirectoryError, UserError
+from paceline.exchange.memory import ENTRY
 from paceline.integrations.shares import Shares, span_of
 from paceline.local.steps import SUM, measured, sum_and_count
 from paceline.observe.recorder import make_recorder
 from paceline.pace.batches import Batches
+from paceline.pace.carrying import Following
+from paceline.pace.compressed import Compressed, exchange_settings
 from paceline.pace.keeping import (
     OWN,
     Keeper,
@@ -39,7 +42,6 @@ from paceline.pace.ranks import Ranks
 from paceline.run import RunDirectory
 from paceline.schema import RankContext
 from paceline.schema.config import Train
-from paceline.training.shares import rebalanced
 
 
 class Pace:
@@ -64,15 +66,19 @@ class Pace:
         shares: Sequence[float] | None = None,
         exact: bool = True,
         legs: bool = False,
+        compression: str = "none",
+        compression_rank: int = 2,
         monitor: str = "auto",
     ) -> None:
         """`run`: the run directory, which is continued where it has a checkpoint; a new one under
         runs/ when left out. `resume`: True insists on a checkpoint (of runs/latest, without
         `run`), False on a new run. `shares`: one number per rank; by speed when left out.
         `exact`: BatchNorm over the whole batch. `legs`: ranks may stand by while that is faster,
-        since the loop keeps nothing from batch to batch but what was prepared. `monitor`: what
-        makes an epoch the best, as "loss:min"."""
+        since the loop keeps nothing from batch to batch but what was prepared. `compression`:
+        "bf16" or "powersgd" (of rank `compression_rank`) sends fewer bytes between hosts, and
+        changes results. `monitor`: what makes an epoch the best, as "loss:min"."""
         Train(monitor=monitor)  # refuses what is no name of anything
+        self._exchange = exchange_settings(compression, compression_rank, legs=legs)
         self._ranks = Ranks()
         self._where, self._resume = Path(run) if run is not None else None, resume
         self._exact, self._monitor = exact, monitor
@@ -81,11 +87,18 @@ class Pace:
         self._prepared = Prepared(self._ranks)
         self._meter = Meter(self._ranks)
         self._working = self._meter.working
+        self._compressed = Compressed(
+            self._ranks, self._exchange, lambda: self._meter.updates, self.print
+        )
+        self._prepared.gradients.compressed = self._compressed
         self._loaders: list[Batches] = []
+        self._following = Following(self._ranks, self._meter, self.print)
         self._legs: Legs | None = None
         if legs and self.ranks > 1:
-            self._legs = Legs(self._ranks, self._meter, self._prepared.hand_over, self._shares,
-                              self.print, follow=self._follows_speed)  # fmt: skip
+            self._legs = Legs(
+                self._ranks, self._meter, self._prepared.hand_over, self._shares, self.print,
+                self._following.carrying, follow=self._follows_speed,
+            )  # fmt: skip
         self._keeper: Keeper | None = None
         self._stopped = False
         self._done = 0
@@ -122,11 +135,12 @@ class Pace:
             raise UserError("pace.prepare comes before pace.epochs: hand everything over there")
         for model in (each for each in things if isinstance(each, nn.Module)):
             self._prepared.add_model(model, exact=self._exact)
-            if self._legs is not None:
-                self._legs.bodies.watch(model)
+            if self.ranks > 1 and (self._follows_speed or self._legs is not None):
+                self._following.carrying.watch(model)
         prepared = [self._prepare(each) for each in things]
         self._prepared.check_same()
         self._ranks.open_background(self._ranks.gather(os.uname().nodename))
+        self._compressed.open(self._prepared.gradients.named.values())
         self._prepared.spread()
         if self.rank:  # noise and dropout of another part of the batch are other numbers
             torch.manual_seed((torch.initial_seed() + self.rank) % 2**63)
@@ -177,6 +191,7 @@ class Pace:
                 "pace.part gives each rank a part of its own, which a rank that stands by would"
                 " leave behind: use Pace(legs=False)"
             )
+        self._following.carrying.reason = "pace.part has given ranks rows of their own"
         whole = self._ranks.of_first(whole)
         begin, end = span_of(whole.shape[dim], self._shares, self.rank)
         found = whole.narrow(dim, begin, end - begin)
@@ -327,7 +342,7 @@ class Pace:
         plan = planned(seats, self._ranks.everyone, self._shares, batch)
         config = described(
             script_name(), self._prepared.models, self._prepared.optimizers, self._loaders, epochs,
-            self._monitor,
+            self._monitor, self._exchange,
         )  # fmt: skip
         opened: list[tuple[Keeper, Path | None]] = []
 
@@ -361,6 +376,7 @@ class Pace:
     def _restore(self, model: dict[str, Any], optimizer: dict[str, dict[str, Any]]) -> None:
         generators = [each for loader in self._loaders for each in loader.generators]
         own = own_state(optimizer.pop(OWN, None), len(self._prepared.others), len(generators))
+        self._compressed.restore(optimizer.pop(ENTRY, {}))
         self._prepared.load(model, optimizer, own["others"])
         with of_this_loop():
             for generator, state in zip(generators, own["generators"], strict=True):
@@ -380,6 +396,7 @@ class Pace:
         line = {"epoch": done, **self._meter.line(), "shares": shares}
         self._follow_speeds()
         randoms = self._ranks.gather(random_state())
+        memory = self._compressed.memory()
         if not self.is_first:
             return
         generators = [each for loader in self._loaders for each in loader.generators]
@@ -392,11 +409,13 @@ class Pace:
         with self._meter.recorder.span("checkpoint"):
             best = keeper.note(line)
             state = self._prepared.optimizer_state() | {OWN: own}
+            state |= {ENTRY: memory} if memory else {}
             keeper.save(done, self._meter.updates, self._prepared.model_state(), state, best=best)
             parameters = self._prepared.parameters
             keeper.summarize(done, self._meter.updates, parameters, finished=False)
 
     def _finish(self, done: int, *, finished: bool) -> None:
+        self._compressed.close()
         self._meter.recorder.close()
         if self.is_first and self._keeper is not None:
             parameters = self._prepared.parameters
@@ -409,20 +428,16 @@ class Pace:
         if self._legs is not None:
             self._divide(self._legs.shares)
             return
-        speeds = [float(each) for each in self._ranks.gather(self._meter.speed)]
-        changed = rebalanced(self._shares, speeds) if self._follows_speed else None
-        if changed is not None and max(speeds) > NOTEWORTHY * min(speeds):
-            self._divide(changed)
+        if not self._follows_speed:
+            return
+        fairer = self._following.fairer(self._shares)
+        if fairer is not None:
+            self._divide(fairer)
 
     def _divide(self, shares: list[float]) -> None:
         self._shares = list(shares)
         for loader in self._loaders:
             loader.divide(self._shares)
-
-
-NOTEWORTHY = 1.2
-"""How much faster than the slowest rank the fastest must be for shares to follow: ranks of one
-machine differ by some percent from epoch to epoch."""
 
 
 def _is_whole(value: Any) -> bool:

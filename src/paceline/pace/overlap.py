@@ -107,12 +107,12 @@ class Departure:
     def __init__(
         self,
         expected: Sequence[torch.Tensor],
-        start: Callable[[torch.Tensor], Any],
+        start: Callable[[torch.Tensor, Sequence[torch.Tensor]], Any],
         *,
         counts: bool,
     ) -> None:
-        """`start`: begins to add a vector up over all ranks. `counts`: whether this rank's part
-        counts; of one that does not, zeros are sent (0 x NaN is not 0)."""
+        """`start`: begins to add the vector of some parameters up over all ranks. `counts`:
+        whether this rank's part counts; of one that does not, zeros are sent (0 x NaN is not 0)."""
         self._start, self._counts = start, counts
         self._buckets = [_Bucket(members) for members in divide(expected, CAPACITY)]
         self._of = {id(each): bucket for bucket in self._buckets for each in bucket.parameters}
@@ -133,7 +133,7 @@ class Departure:
         flat = bucket.pack()
         if not self._counts:
             flat.zero_()
-        bucket.work = self._start(flat)
+        bucket.work = self._start(flat, bucket.parameters)
         self._next += 1
 
     def finish(self) -> set[int]:

@@ -32,6 +32,8 @@ class Ranks:
         """Who works now, the first rank always; the others wait in their loaders."""
         self._groups: dict[tuple[int, ...], Any] = {self.members: None}
         self._background: dict[tuple[int, ...], Any] = {}
+        self.hosts: list[str] = []
+        """Of every rank, once something is prepared."""
 
     @property
     def is_first(self) -> bool:
@@ -51,6 +53,7 @@ class Ranks:
 
         Between ranks of one machine there is nothing to hide behind. Every rank calls it.
         """
+        self.hosts = list(hosts)
         if len(set(hosts)) > 1 and not self._background:
             self._background = {each: _group_of(each) for each in self._groups}
 

@@ -68,7 +68,7 @@ def decode(cls: type[T], data: Any, where: str = "") -> T:
     """Build the dataclass `cls` from plain data; `where` is the path for messages."""
     if not isinstance(data, Mapping):
         raise ConfigError(f"{where or 'the file'} is {shown(data)}, but must be a table of keys")
-    readers, needed = _readers(cls)
+    readers, needed = _readers(cls)  # type: ignore[arg-type]  # a class can be hashed
     values = {}
     for key, value in data.items():
         path = f"{where}.{key}" if where else str(key)
@@ -85,7 +85,7 @@ def decode(cls: type[T], data: Any, where: str = "") -> T:
 
 def check_bounds(value: Any, where: str = "") -> None:
     """Raise ConfigError where a field lies outside the bounds its `rule` gives."""
-    for field in _bounded(type(value)):
+    for field in _bounded(type(value)):  # type: ignore[arg-type]
         low, high = field.metadata["minimum"], field.metadata["maximum"]
         number = getattr(value, field.name)
         names = field.metadata["names"]
@@ -138,7 +138,7 @@ def _reader(kind: Any) -> Reader:
         return functools.partial(_tuple, _reader(inner[0]))
     if origin in (dict, Mapping) or kind is dict:
         return functools.partial(_table, _reader(inner[1] if inner else object))
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return functools.partial(decode, kind)
     return functools.partial(_plain, kind)
 

@@ -295,6 +295,7 @@ def whole_optimizer_state(job: Job, strategy: LocalStrategy, *, first: bool) -> 
         held = job.exchange.optimizer_state(named)
         if held is not None:
             return held
-    memory = {} if job.exchange is None else gathered(job.exchange)
+    exchange = job.exchange
+    memory = {} if exchange is None else gathered(exchange.memory(), exchange.network)
     state = strategy.optimizer_state()
     return state | {ENTRY: memory} if memory else state

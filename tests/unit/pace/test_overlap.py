@@ -50,7 +50,7 @@ def test_buckets_leave_whole_and_in_order_whoever_arrives_first() -> None:
     first, middle, last = parameters = weights(2**20 // 4, 5 * 2**20, 2**20 // 4)
     left: list[int] = []
 
-    def start(flat: torch.Tensor) -> Arrived:
+    def start(flat: torch.Tensor, _: object) -> Arrived:
         left.append(flat.numel())
         return Arrived()
 
@@ -67,7 +67,7 @@ def test_buckets_leave_whole_and_in_order_whoever_arrives_first() -> None:
 
 def test_what_does_not_arrive_counts_as_zero_and_what_comes_late_stays() -> None:
     there, missing = parameters = weights(3, 4)
-    departure = Departure(parameters, lambda flat: Arrived(), counts=True)
+    departure = Departure(parameters, lambda *_: Arrived(), counts=True)
     there.grad = torch.ones(3)
     departure.arrived(there)
     assert departure.finish() == {id(there)}
@@ -79,7 +79,7 @@ def test_what_does_not_arrive_counts_as_zero_and_what_comes_late_stays() -> None
 
 def test_of_a_part_that_does_not_count_zeros_are_sent() -> None:
     (weight,) = parameters = weights(3)
-    departure = Departure(parameters, lambda flat: Arrived(), counts=False)
+    departure = Departure(parameters, lambda *_: Arrived(), counts=False)
     weight.grad = torch.full((3,), float("nan"))
     departure.arrived(weight)
     departure.finish()
@@ -90,4 +90,4 @@ def test_a_sparse_gradient_is_refused() -> None:
     weight, other = weights(3, 3)
     weight.grad = torch.ones(3).to_sparse()
     with pytest.raises(UnsupportedError, match="sparse=False"):
-        Departure([other, weight], lambda flat: Arrived(), counts=True).finish()
+        Departure([other, weight], lambda *_: Arrived(), counts=True).finish()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.pace.carrying import Carrying
 from paceline.pace.legs import Legs
 from paceline.pace.meter import Meter
 from paceline.pace.ranks import Ranks
@@ -26,7 +27,7 @@ def said() -> list[str]:
 def legs(said: list[str]) -> Legs:
     """A loop whose epochs have five batches: four are the first leg, one is a leg of its own."""
     ranks = Ranks()
-    found = Legs(ranks, Meter(ranks), lambda: None, [1.0], said.append)
+    found = Legs(ranks, Meter(ranks), lambda: None, [1.0], said.append, Carrying(lambda: 0))
     found._kept = BOTH
     found.legs = [
         Leg(name=BOTH, updates=4, role="first", best=BOTH, update_seconds=0.2),

@@ -23,12 +23,24 @@ class Recurrent(nn.Module):
         return self.out(found[0]), state
 
 
+class Keeping(nn.Linear):
+    """It holds a row for every sample of its part."""
+
+    state: torch.Tensor | None = None
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        before = 0.0 if self.state is None or len(self.state) != len(inputs) else self.state
+        outputs = super().forward(inputs) + 0.5 * before
+        self.state = outputs.detach()
+        return outputs
+
+
 def main(kind: str) -> None:
     switch_every(3)
     torch.manual_seed(1)
     pace = paceline.Pace(legs=True)
     data = TensorDataset(torch.randn(96, 5), torch.randn(96, 1))
-    model = Recurrent() if kind == "carried" else nn.Linear(5, 1)
+    model = Recurrent() if kind == "carried" else (Keeping if kind == "kept" else nn.Linear)(5, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader, test = DataLoader(data, batch_size=8), DataLoader(data, batch_size=16)
     model, optimizer, loader, test = pace.prepare(model, optimizer, loader, test)

@@ -8,6 +8,7 @@ the same batches.
 from __future__ import annotations
 
 import argparse
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch.utils.data import (
 
 import paceline
 import paceline.pace.legs
+from paceline.pace.compressed import Compressed
 from paceline.pace.ranks import Ranks
 from paceline.plan.pilot import Decision, Knowledge
 
@@ -209,18 +211,33 @@ def switch_every(updates: int) -> None:
     paceline.pace.legs.next_leg = next_leg  # type: ignore[attr-defined]
 
 
-def be_apart() -> None:
-    """Every rank as if on a host of its own: gradients leave during the backward pass."""
-    open_background, begin = Ranks.open_background, Ranks.begin_adding_up
+def be_apart(per_host: int = 1) -> None:
+    """Ranks as if on hosts of their own: gradients leave during the backward pass."""
+    open_background = Ranks.open_background
 
     def open_apart(ranks: Ranks, hosts: Sequence[str]) -> None:
-        open_background(ranks, [str(number) for number in range(len(hosts))])
+        open_background(ranks, [str(number // per_host) for number in range(len(hosts))])
 
-    def counted(ranks: Ranks, tensor: torch.Tensor) -> Any:
-        during.append(torch._C._current_graph_task_id() != -1)
-        return begin(ranks, tensor)
+    def counted(begin: Any) -> Any:
+        def begins(*words: Any) -> Any:
+            during.append(torch._C._current_graph_task_id() != -1)
+            return begin(*words)
 
-    Ranks.open_background, Ranks.begin_adding_up = open_apart, counted  # type: ignore[method-assign]
+        return begins
+
+    Ranks.open_background = open_apart  # type: ignore[method-assign]
+    Ranks.begin_adding_up = counted(Ranks.begin_adding_up)  # type: ignore[method-assign]
+    Compressed.begin = counted(Compressed.begin)  # type: ignore[method-assign]
+
+
+def look_at_compressed(pace: Any, found: dict[str, torch.Tensor]) -> None:
+    """All ranks have the same weights; what each has sent to other hosts is printed."""
+    content = hashlib.sha256()
+    for each in found.values():
+        content.update(each.contiguous().view(-1).view(torch.uint8).numpy().data)
+    assert len(set(pace._ranks.gather(content.hexdigest()))) == 1
+    network = pace._compressed._network
+    print(f"rank {pace.rank} sent {network.traffic.bytes_sent if network else 0}", flush=True)
 
 
 during: list[bool] = []
@@ -239,9 +256,11 @@ def main() -> None:
     parser.add_argument("--legs", action="store_true")
     parser.add_argument("--switch", type=int, help="another team every so many batches")
     parser.add_argument("--apart", action="store_true", help="ranks as if on hosts of their own")
+    parser.add_argument("--per-host", type=int, default=1)
+    parser.add_argument("--compression", default="none")
     options = parser.parse_args()
     if options.apart:
-        be_apart()
+        be_apart(options.per_host)
     if options.switch:
         switch_every(options.switch)
     every: dict[str, torch.Tensor] = {}
@@ -254,14 +273,19 @@ def main() -> None:
             run = options.run
             if run is not None and len(options.kinds) > 1:
                 run = f"{run}/{kind}"
-            pace = paceline.Pace(run=run, shares=options.shares, legs=legs)
+            pace = paceline.Pace(
+                run=run, shares=options.shares, legs=legs, compression=options.compression,
+                compression_rank=1,
+            )  # fmt: skip
         during.clear()
         if kind == "gan":
             found = train_gan(pace, options.epochs)
         else:
             found = train(pace, kind, options.epochs, options.stop)
-        if options.apart:
+        if options.apart and pace.ranks > options.per_host:
             assert any(during), f"{kind}: no gradient left during a backward pass"
+        if options.compression != "none":
+            look_at_compressed(pace, found)
         every |= {f"{kind}.{name}": value for name, value in found.items()}
     if pace.is_first:
         torch.save(every, options.out)

@@ -129,7 +129,8 @@ def test_parts_of_ones_own_are_refused(run_cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("carried", "the loop gives a model what came of the batch before"),
+        ("carried", "the loop gives a model what came of an earlier batch"),
+        ("kept", "a model holds tensors that are others on every rank"),
         pytest.param("nested", "a loader is used inside the loop", marks=pytest.mark.slow),
         pytest.param("left together", "", marks=pytest.mark.slow),
     ],

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
     PowerSGDState,
+    _should_compress,
     powerSGD_hook,
 )
 
@@ -21,6 +22,8 @@ from paceline.exchange.memory import errors_named, errors_of
 from paceline.exchange.network import Network
 from paceline.exchange.turns import InTurn
 
+SMALLER = 2
+"""By how much thin matrices must be smaller than the whole one, to travel in its place."""
 FULL_UPDATES = 10
 """The first updates travel whole: compressing the steepest gradients leads training astray."""
 
@@ -44,9 +47,10 @@ class PowerSGD(InTurn):
                 " matrices: use local.strategy = 'threads' or 'replicas', or compression = 'bf16'"
             )
         self._state = PowerSGDState(
-            process_group=_Group(self.network),
+            process_group=HookGroup(self.network),
             matrix_approximation_rank=setting.options.rank,
             start_powerSGD_iter=FULL_UPDATES,
+            min_compression_rate=SMALLER,
             # A layer whose gradient is zero everywhere would be divided by its norm.
             orthogonalization_epsilon=1e-8,
         )
@@ -77,12 +81,47 @@ class PowerSGD(InTurn):
     def carry_out(self, flat: torch.Tensor, number: int) -> None:
         assert self._buckets is not None
         groups = self._buckets.groups
-        bucket: Any = _Bucket(flat, number, groups[number], last=number == len(groups) - 1)
+        bucket: Any = HookBucket(flat, number, groups[number], last=number == len(groups) - 1)
+        queries = self._state.q_memory_dict.get(number)
+        if queries is not None:
+            self._revive(queries, groups[number])
         powerSGD_hook(self._state, bucket).wait()
         flat.mul_(self.network.size)  # the hook takes the mean; our parts are weighted already
 
+    def _revive(self, queries: torch.Tensor, weights: list[torch.Tensor]) -> None:
+        at = 0
+        for place, weight in enumerate(weights):
+            if found := thin(weight, self.setting.options.rank):
+                _, columns, rank = found
+                revive(queries[at : at + columns * rank].view(columns, rank), place)
+                at += columns * rank
 
-class _Bucket:
+
+def thin(weight: torch.Tensor, most: int) -> tuple[int, int, int] | None:
+    """Rows, columns and rank of the matrix that a gradient travels as; None: it travels whole."""
+    if weight.dim() < 2 or not weight.numel():
+        return None
+    rows = weight.shape[0]
+    columns = weight.numel() // rows
+    rank = min(rows, columns, most)
+    found: Any = _should_compress(rows, columns, rank, SMALLER)  # type: ignore[no-untyped-call]
+    return (rows, columns, rank) if found[0] else None
+
+
+def revive(queries: torch.Tensor, seed: int) -> None:
+    """Draw directions anew that are zero, the same on every node, in place.
+
+    A layer that no sample reached in one update would else have a sum of zero ever after.
+    """
+    gone = ~queries.any(dim=0)
+    if gone.any():
+        # Not torch's generator, which belongs to the computation that goes on meanwhile.
+        generator = torch.Generator().manual_seed(seed)
+        fresh = torch.randn(queries.shape, generator=generator, dtype=queries.dtype)
+        queries[:, gone] = fresh[:, gone]
+
+
+class HookBucket:
     """One of our buckets as the hook sees DDP's."""
 
     def __init__(
@@ -108,7 +147,7 @@ class _Bucket:
         ]
 
 
-class _Group:
+class HookGroup:
     """The network as the hook sees a process group: counted, and each sum over when it returns."""
 
     def __init__(self, network: Network) -> None:
