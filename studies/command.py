@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.launch.signals import leave_tidily
+from paceline.signals import leave_tidily
 
 if TYPE_CHECKING:
     from studies.spec import Experiment, StudyStep

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.errors import ConfigError
-from paceline.launch.signals import leave_tidily
+from paceline.signals import leave_tidily
 
 if TYPE_CHECKING:
     from benchmarks.lab.cluster import TrialRow

@@ -160,7 +160,7 @@ def create_run(name: str, where: Path | None = None, root: Path = Path("runs")) 
                 )
             path.mkdir(parents=True, exist_ok=True)
         if where is None:
-            _point_latest(root, path.name)
+            point(root / "latest", path.name)
     except OSError as error:
         raise RunDirectoryError(
             f"the run directory {where or root} cannot be made: {error.strerror}"
@@ -170,7 +170,7 @@ def create_run(name: str, where: Path | None = None, root: Path = Path("runs")) 
         shutil.rmtree(path, ignore_errors=True)
         if where is None:
             with contextlib.suppress(OSError):
-                latest.unlink() if before is None else _point_latest(root, before)
+                latest.unlink() if before is None else point(root / "latest", before)
 
     run = RunDirectory(path)
     run._undo = undo
@@ -229,6 +229,23 @@ def write_whole(file: Path, text: str) -> None:
     partial.replace(file)
 
 
+def flush(path: Path) -> None:
+    """Return when a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def point(link: Path, target: str) -> None:
+    """Let a link point elsewhere; it is never missing."""
+    partial = link.with_name(f".{link.name}-{os.getpid()}")
+    partial.unlink(missing_ok=True)
+    partial.symlink_to(target)
+    partial.replace(link)
+
+
 def open_run(path: Path) -> RunDirectory:
     """An existing run directory."""
     if not path.is_dir():
@@ -249,10 +266,3 @@ def _new_path(root: Path, name: str) -> Path:
         except FileExistsError:
             continue
     raise RunDirectoryError(f"{root} already has a thousand runs called {stamp}-{slug}")
-
-
-def _point_latest(root: Path, name: str) -> None:
-    link = root / f".latest-{os.getpid()}"
-    link.unlink(missing_ok=True)
-    link.symlink_to(name)
-    link.replace(root / "latest")

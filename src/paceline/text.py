@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import stat
 import unicodedata
 from pathlib import Path
@@ -132,6 +133,30 @@ def spreadsheet_cell(cell: Any) -> Any:
         return cell
     cell = printable(cell)
     return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r", "\\")) else cell
+
+
+def is_number(text: str) -> bool:
+    """Whether Python reads a number in it."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def how_it_ended(code: int) -> str:
+    """A process that ended without a word, by its exit code.
+
+    >>> how_it_ended(-9)
+    'was killed by SIGKILL (often: out of memory)'
+    """
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # of a real-time signal
+        name = f"signal {-code}"
+    return f"was killed by {name}{' (often: out of memory)' if code == -signal.SIGKILL else ''}"
 
 
 def terminal(*, stderr: bool = False, width: int | None = None) -> Console:

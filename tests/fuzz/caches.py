@@ -98,7 +98,7 @@ def _proof(random: Random, folder: Path) -> None:
 
 def _plans(random: Random, folder: Path) -> None:
     """The plan for hosts that were measured, as it was found before."""
-    from paceline.workflow.planning import plan_machines
+    from paceline.workflow.machines import plan_machines
 
     machines = measured_machines(host("a"), host("b"))
     before = os.environ.get("PACELINE_CACHE")

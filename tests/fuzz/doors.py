@@ -337,20 +337,22 @@ def _collect(random: Random, folder: Path) -> None:
 
 def _take_piece(random: Random, folder: Path) -> None:
     """What a launcher sends to a host that is to go on: nothing is written outside."""
-    from paceline.launch.files import pieces_of, take_piece
+    from paceline.launch.carry import to_go_on_from
+    from paceline.launch.collect import Receiving
 
     root = folder / "agent"
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir()
+    receiving = Receiving(root)
     from paceline.launch.channel import TO_AGENT as FIELDS
     from paceline.launch.channel import read_message
 
-    for piece in pieces_of(folder / "host", ["metrics.jsonl", "checkpoints/latest"]):
+    for piece in to_go_on_from(folder / "host"):
         body = damaged_message(random, {"kind": "file", **piece})
         with contextlib.suppress(ValueError, OSError):
             message = read_message(body, FIELDS)
             if message["kind"] == "file":
-                take_piece(root, message)
+                receiving.write(message)
     if {path.name for path in folder.iterdir()} - {"agent", "host"}:
         raise FaultError("something was written outside of the run")
 
@@ -599,7 +601,7 @@ def _leg_orders(random: Random, folder: Path) -> None:
         {"did": "wake"},
         {
             "did": "go",
-            "durations": [0.1],
+            "times": [0.1],
             "update": 1,
             "finished": False,
             "updates": 5,

@@ -214,7 +214,7 @@ def _read_race(path: Path) -> None:
 
 def _read_machines(path: Path) -> None:
     from paceline.schema.machines import Machines
-    from paceline.workflow.planning import plan_machines
+    from paceline.workflow.machines import plan_machines
 
     plan, _ = plan_machines(load_config(None), read_json(Machines, path))
     json.dumps(encode(plan), allow_nan=False)

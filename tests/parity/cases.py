@@ -86,11 +86,11 @@ def train(case: Case, job: Job) -> tuple[dict[str, torch.Tensor], dict[str, Any]
     for step, size in enumerate(case.sizes):
         inputs = torch.randn(size, 1, 28, 28, generator=generator)
         targets = torch.randint(10, (size,), generator=generator)
-        parts = apportion(size, [1.0] * strategy.workers, strategy.least)
+        parts = apportion(size, [1.0] * strategy.job.node.workers, strategy.least)
         first = sum(parts[: strategy.worker])
         own = slice(first, first + parts[strategy.worker])
         result = strategy.update(Stacked(inputs[own], targets[own]), size, step)
-        if not strategy.reads_inputs and strategy.workers == 1 and result.samples:
+        if not strategy.reads_inputs and strategy.job.node.workers == 1 and result.samples:
             assert result.samples == size
     strategy.prepare_evaluation()
     weights = {n: t.detach().clone() for n, t in strategy.model.state_dict().items()}

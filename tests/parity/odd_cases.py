@@ -109,7 +109,7 @@ def train(case: Odd, job: Job) -> Found:
         return f"{type(error).__name__}: {error}"
     try:
         for step, (inputs, targets) in enumerate(case.batches()):
-            parts = apportion(len(targets), [1.0] * strategy.workers, strategy.least)
+            parts = apportion(len(targets), [1.0] * strategy.job.node.workers, strategy.least)
             first = sum(parts[: strategy.worker])
             own = slice(first, first + parts[strategy.worker])
             strategy.update(Stacked(inputs[own], targets[own]), len(targets), step)

@@ -70,7 +70,7 @@ def train(case: Case, job: Job) -> Found:
         for epoch in range(EPOCHS):
             for start in range(0, SAMPLES, BATCH):
                 numbers = order(epoch)[start : start + BATCH]
-                sizes = apportion(len(numbers), [1.0] * strategy.workers, strategy.least)
+                sizes = apportion(len(numbers), [1.0] * strategy.job.node.workers, strategy.least)
                 first, mine = sum(sizes[: strategy.worker]), sizes[strategy.worker]
                 samples = source.samples(
                     numbers[first : first + mine],

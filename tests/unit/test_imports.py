@@ -19,9 +19,9 @@ ROOT = Path(paceline.__file__).parent
 SOURCE = Path(__file__).parents[2]
 
 ORDER = (
-    "errors", "text", "gloo", "references", "secure", "run", "schema", "config", "cost", "plan",
-    "models", "data", "backends", "local", "exchange", "observe", "training", "hardware", "launch",
-    "lab", "serve", "report", "watch", "workflow", "integrations", "pace", "api",
+    "errors", "text", "signals", "gloo", "references", "secure", "run", "schema", "config", "cost",
+    "plan", "models", "data", "backends", "local", "exchange", "observe", "training", "hardware",
+    "launch", "lab", "serve", "report", "watch", "workflow", "integrations", "pace", "api",
     "commands", "cli", "__main__", "__init__",
 )  # fmt: skip
 """A part of the package imports only from those before it."""

@@ -20,7 +20,7 @@ from paceline.config.environment import Started
 from paceline.errors import PacelineError, ProofError, UserError
 from paceline.launch.rendezvous import StartRendezvous, open_meeting
 from paceline.local.cores import divide_cores, pin, usable_cores, visible_cores
-from paceline.plan import refuse_options_without_strategy
+from paceline.plan import refuse_foreign_options
 from paceline.plan.together import NodeSite, first_plan, trains_in_legs
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, RankContext, decode, encode, write_json
@@ -112,7 +112,7 @@ class _Way:
 
 def _opening(start: TrainingStart) -> dict[str, Any]:
     if start.plan is None and start.config.local.strategy == "auto":
-        refuse_options_without_strategy(start.config.local)
+        refuse_foreign_options(start.config.local)
     fixed = start.fixed or not start.run.legs.exists()
     marker = secrets.token_hex(16)
     (start.run.path / MARKER).write_text(marker)

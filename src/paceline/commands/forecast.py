@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from paceline.commands.asking import asked_config
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -121,22 +123,19 @@ def _machines(
     from paceline.schema.machines import Machines
     from paceline.workflow.machines import with_settings
 
-    if data_root is not None:
-        changes = (*changes, f"data.root={json.dumps(str(data_root))}")
     if stored is not None:
         found = read_json(Machines, stored)
         if not found.hosts:
             raise ConfigError(f"{stored} has no hosts: measure at least one")
-        if config is None and not changes:
+        if config is None and not changes and data_root is None:
             return found, True
         named = config is not None or any(
             change.startswith(("workload.model", "workload.data")) for change in changes
         )
         return with_settings(found, load_config(config, changes), same_workload=named), True
-    from paceline.api import resolve
     from paceline.workflow.machines import measure_this
 
-    settings = resolve(load_config(config, changes))
+    settings = asked_config(config, changes, data_root)
     return measure_this(settings, again=again, quiet=quiet, say=click.echo)
 
 

@@ -14,7 +14,7 @@ from paceline.errors import UnsupportedError
 from paceline.lab import Lab, LabSpec, leftovers, network, probe
 from paceline.lab.groups import find_controllers
 from paceline.lab.session import CommandOutcome, run_session
-from paceline.launch.signals import leave_tidily
+from paceline.signals import leave_tidily
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -50,7 +50,7 @@ def command(
         plan, lines = plan_here(settings, again=again, quiet=as_json, say=say)
     else:
         found = _machines(settings, hosts, engine, machines, again=again, say=say)
-        from paceline.workflow.planning import plan_machines
+        from paceline.workflow.machines import plan_machines
 
         plan, lines = plan_machines(settings, found)
     if output is not None:
@@ -106,7 +106,7 @@ def plan_here(
         asked_node,
         asked_plan,
         plan_from_race,
-        refuse_options_without_strategy,
+        refuse_foreign_options,
     )
 
     if config.local.strategy != "auto":
@@ -116,7 +116,7 @@ def plan_here(
         node = asked_node(config.local, usable_cores(), elementwise=elementwise)
         plan = asked_plan(config, node, f"local.strategy = {node.strategy!r} was asked for")
         return plan, [plan.reason]
-    refuse_options_without_strategy(config.local)
+    refuse_foreign_options(config.local)
     race, cached = api.race(config, again=again, quiet=quiet, say=say)
     for warning in race.warnings:
         say(f"warning: {warning}")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from paceline.commands.asking import asked_config
+
 
 @click.command("race")
 @click.argument("config", required=False, type=click.Path(path_type=Path))
@@ -40,12 +42,9 @@ def command(
     paceline race my.toml --seconds 30 --again
     """
     from paceline import api
-    from paceline.config import load_config
     from paceline.schema import encode
 
-    if data_root is not None:
-        changes = (*changes, f"data.root={json.dumps(str(data_root))}")
-    settings = api.resolve(load_config(config, changes))
+    settings = asked_config(config, changes, data_root)
     race, cached = api.race(
         settings, again=again, seconds=seconds, quiet=as_json, thorough=thorough
     )

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +30,21 @@ SETTLED = 2_000_000_000
 """Nanoseconds: two changes closer to each other than this may leave a file with the same time."""
 # Up to this size a scaled copy of the whole array is made once; beyond it, batches are scaled.
 SCALED_COPY_LIMIT = 1 << 30
+
+
+class Normaliser:
+    """Writes bytes as normalised floats into a place that is already there."""
+
+    def __init__(self, pictures: Pictures) -> None:
+        mean, deviation = np.asarray(pictures.mean), np.asarray(pictures.deviation)
+        self._scale: Any = (1.0 / (255.0 * deviation)).astype(np.float32).reshape(-1, 1, 1)
+        self._offset: Any = (-mean / deviation).astype(np.float32).reshape(-1, 1, 1)
+
+    def write(self, pixels: np.ndarray, out: np.ndarray, *, flip: bool) -> None:
+        """One picture, (channels, height, width), or several; `flip` mirrors one left and right."""
+        out[...] = pixels[:, :, ::-1] if flip else pixels
+        out *= self._scale
+        out += self._offset
 
 
 class ArraySource(Source):
@@ -58,15 +73,12 @@ class ArraySource(Source):
         self._grey = channels < own_channels
         if self._grey:
             mean, deviation = (float(np.mean(mean)),), (float(np.mean(deviation)),)
-        scale = 1.0 / (255.0 * np.asarray(deviation))
-        offset = -np.asarray(mean) / np.asarray(deviation)
-        self._scale = scale.astype(np.float32).reshape(-1, 1, 1)
-        self._offset = offset.astype(np.float32).reshape(-1, 1, 1)
         self.sample_shape = (channels, size or height, size or width)
         self._counter = threading.Lock()
         self.pictures = Pictures(
             size=self.sample_shape[1], channels=channels, mean=mean, deviation=deviation
         )
+        self._normaliser = Normaliser(self.pictures)
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -86,11 +98,8 @@ class ArraySource(Source):
             chosen = scale_images(chosen, self._size)
         out = np.empty((len(chosen), *self.sample_shape), dtype=np.float32)
         if self._grey:
-            np.mean(chosen, axis=1, dtype=np.float32, keepdims=True, out=out)
-        else:
-            out[...] = chosen
-        out *= self._scale
-        out += self._offset
+            chosen = np.mean(chosen, axis=1, dtype=np.float32, keepdims=True)
+        self._normaliser.write(chosen, out, flip=False)
         assert self.targets is not None
         return torch.from_numpy(out), torch.from_numpy(np.take(self.targets, indices))
 

@@ -24,16 +24,12 @@ Progress = Callable[[Download, int, int], None]
 """Called with the file, the bytes that are there and the bytes it will have."""
 
 
-def _no_progress(file: Download, done: int, total: int) -> None:
-    pass
-
-
 def get(
     spec: DataSpec,
     folder: Path,
     *,
     mirrors: tuple[str, ...] = (),
-    progress: Progress = _no_progress,
+    progress: Progress = lambda *_: None,
     timeout: float = TIMEOUT_SECONDS,
 ) -> list[Path]:
     """Download every file of a data set into `folder`; what is there and right is kept.

@@ -186,10 +186,6 @@ class _Computed:
             return error
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
 def _in_processes(
     function: Callable[[Item], Result], items: Sequence[Item], count: int
 ) -> Generator[Result]:
@@ -197,7 +193,7 @@ def _in_processes(
     loader: DataLoader[Any] = DataLoader(
         _Computed(function, items),  # type: ignore[arg-type]
         batch_size=None,
-        collate_fn=_as_it_is,
+        collate_fn=lambda value: value,
         num_workers=count,
         multiprocessing_context="fork",  # nothing need be pickled, and nothing is run again
     )

@@ -22,15 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from paceline.data.arrays import Normaliser
 from paceline.data.base import DataRequest, Dataset, DataSpec, Skipped, Source, fingerprint_of
 from paceline.data.cache import ImageCache
-from paceline.data.images import (
-    DECODER_VERSION,
-    ImageDamagedError,
-    Normaliser,
-    decode_image,
-    photographs,
-)
+from paceline.data.images import DECODER_VERSION, ImageDamagedError, decode_image, photographs
 from paceline.data.listing import Listing, find_bad_files, list_folder, usable
 from paceline.data.splits import FLIP_STREAM, limited, stratified_split
 from paceline.errors import DataError

@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -165,25 +164,9 @@ def photographs(size: int, channels: int) -> Pictures:
     return Pictures(size=size, channels=channels, mean=mean, deviation=deviation)
 
 
-class Normaliser:
-    """Writes bytes as normalised floats into a place that is already there."""
-
-    def __init__(self, pictures: Pictures) -> None:
-        mean, deviation = np.asarray(pictures.mean), np.asarray(pictures.deviation)
-        self._scale: Any = (1.0 / (255.0 * deviation)).astype(np.float32).reshape(-1, 1, 1)
-        self._offset: Any = (-mean / deviation).astype(np.float32).reshape(-1, 1, 1)
-
-    def write(self, pixels: np.ndarray, out: np.ndarray, *, flip: bool) -> None:
-        """One picture, (channels, height, width); `flip` mirrors left and right."""
-        out[...] = pixels[:, :, ::-1] if flip else pixels
-        out *= self._scale
-        out += self._offset
-
-
 __all__ = [
     "DECODER_VERSION",
     "ImageDamagedError",
-    "Normaliser",
     "SUFFIXES",
     "decode_image",
     "photographs",

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.data.arrays import Normaliser
 from paceline.data.base import DataRequest
 from paceline.data.images import ImageDamagedError, decode_image, photographs
 from paceline.errors import DataError, shown
@@ -73,12 +74,8 @@ class Features:
             chosen = np.stack([self._decoded(data) for data in chosen])
         if self.pictures is None:
             return chosen
-        scale = 1.0 / (255.0 * np.asarray(self.pictures.deviation, dtype=np.float64))
-        offset = -np.asarray(self.pictures.mean) / np.asarray(self.pictures.deviation)
-        spread = (-1, 1, 1)
-        out: np.ndarray = chosen.astype(np.float32)
-        out *= scale.astype(np.float32).reshape(spread)
-        out += offset.astype(np.float32).reshape(spread)
+        out = np.empty(chosen.shape, dtype=np.float32)
+        Normaliser(self.pictures).write(chosen, out, flip=False)
         return out
 
     def _decoded(self, data: bytes) -> np.ndarray:

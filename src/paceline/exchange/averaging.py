@@ -11,7 +11,7 @@ from paceline.exchange.base import Exchange, ExchangeSetting
 from paceline.exchange.buckets import divide
 from paceline.exchange.network import Pending
 from paceline.local.finite import is_finite
-from paceline.local.shared import memory_view
+from paceline.local.shared import divided, memory_view
 
 
 class Averaging(Exchange):
@@ -82,8 +82,6 @@ class Averaging(Exchange):
             under_way.append((block, flat, self.network.sum(flat, "the average of weights")))
         for block, flat, pending in under_way:
             pending.wait()
-            at = 0
-            for weight in block:
-                memory_view(weight, weight).copy_(flat[at : at + weight.numel()])
-                at += weight.numel()
+            for weight, mean in divided(flat, block):
+                memory_view(weight, weight).copy_(mean)
         self._updates = self._samples = 0

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from paceline.cost.overlap import FIRST_BUCKET
-from paceline.local.shared import memory_view
+from paceline.local.shared import divided, memory_view
 
 
 class Waitable(Protocol):
@@ -45,22 +45,17 @@ class Bucket:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
             return memory_view(weight.grad, weight)
-        at = 0
-        for weight in self.weights:
-            place = self._room[at : at + weight.numel()]
+        for weight, place in divided(self._room, self.weights):
             if weight.grad is None:
                 place.zero_()
             else:
                 place.copy_(memory_view(weight.grad, weight))
-            at += weight.numel()
         return self._room
 
     def unpack(self) -> None:
         """The summed vector back into the gradients."""
         assert self.flat is not None
-        at = 0
-        for weight in self.weights:
-            part = self.flat[at : at + weight.numel()]
+        for weight, part in divided(self.flat, self.weights):
             if weight.grad is None:
                 weight.grad = torch.empty_like(weight)
             view = memory_view(weight.grad, weight)
@@ -71,7 +66,6 @@ class Bucket:
                     ordered = torch.empty_like(weight)
                     memory_view(ordered, weight).copy_(part)
                     weight.grad = ordered
-            at += weight.numel()
         self.release()
 
     def release(self) -> None:

@@ -4,18 +4,60 @@ from __future__ import annotations
 
 import datetime
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, WorkerError
 from paceline.exchange.network import Network
-from paceline.exchange.proving import prove_members
 from paceline.exchange.store import SecureStore
 from paceline.schema import RankContext
-from paceline.secure.sealing import Sealing
+from paceline.secure.sealing import MAGIC, NONCE_BYTES, PROOF_BYTES, Sealing, UnknownPeerError
+
+_TAG = 1902
+"""Messages of the proof; other messages between nodes have other numbers."""
+_STEPS = (len(MAGIC) + NONCE_BYTES,) * 2 + (PROOF_BYTES,) * 2
+
+
+def prove_members(
+    group: Any, rank: int, others: Iterable[int], secret: str, purpose: str
+) -> dict[int, Sealing]:
+    """Members of a Gloo group prove to each other that they belong to the run; all call it.
+
+    Gloo itself asks nobody who connects: what it is told first is these few bytes, over the very
+    connections that will carry tensors. A member that cannot prove itself ends the opening of the
+    group, before it was sent anything of the model. Gives what seals the messages of each pair.
+    """
+    sealings = {
+        other: Sealing(
+            secret, f"{purpose} {min(rank, other)}-{max(rank, other)}", asks=rank > other
+        )
+        for other in others
+    }
+    for number, size in enumerate(_STEPS):
+        works, kept = [], []
+        rooms: dict[int, torch.Tensor] = {}
+        for other, sealing in sealings.items():
+            if (rank > other) == (number % 2 == 0):
+                kept.append(torch.frombuffer(bytearray(sealing.take_output()), dtype=torch.uint8))
+                works.append(group.send([kept[-1]], other, _TAG))
+            else:
+                rooms[other] = torch.empty(size, dtype=torch.uint8)
+                works.append(group.recv([rooms[other]], other, _TAG))
+        for work in works:
+            work.wait()
+        for other, room in rooms.items():
+            try:
+                sealings[other].feed(bytes(room.tolist()))
+            except UnknownPeerError as error:
+                raise WorkerError(
+                    f"member {other} of {purpose} does not belong to this run ({error}): somebody"
+                    " else on the network has taken its place; keep strangers off that network"
+                ) from None
+    return sealings
 
 
 def open_network(context: RankContext, hosts: Sequence[str], *, deadline: float) -> Network:

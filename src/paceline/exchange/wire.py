@@ -8,10 +8,11 @@ rank ends the run.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import struct
 import time
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -229,6 +230,21 @@ class Connection:
     def send_text(self, text: str) -> None:
         """Send the bytes of a text, whose number was sent before."""
         self._send_sealed(text.encode())
+
+    def ask_with(self, request: Request, text: str) -> None:
+        """Begin a request with a text."""
+        self.ask(replace(request, length=len(text.encode())))
+        self.send_text(text)
+
+    def answer_with(self, answer: Answer, text: str) -> None:
+        """Begin an answer with a text."""
+        self.answer(replace(answer, length=len(text.encode())))
+        self.send_text(text)
+
+    def refuse(self, text: str) -> None:
+        """Say why the run ends here, if anybody is left to be told."""
+        with contextlib.suppress(ConnectionLostError):
+            self.answer_with(Answer(failed=True), text)
 
     def text(self, length: int) -> str:
         """A text of so many bytes."""

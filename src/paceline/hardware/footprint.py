@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from paceline.cost.memory import Footprint
@@ -34,7 +35,4 @@ def measure_footprint(parts: Parts, config: Config, batch_size: int) -> Footprin
 
 
 def _elements(shape: Any) -> int:
-    total = 1
-    for size in shape or ():
-        total *= int(size)
-    return total
+    return math.prod(map(int, shape or ()))

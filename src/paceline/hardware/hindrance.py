@@ -11,7 +11,6 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 import torch
 
@@ -57,12 +56,7 @@ class Computing:
             thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         for thread in self._threads:
             thread.join()

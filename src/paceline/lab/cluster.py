@@ -9,7 +9,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import IO, Any
 
 from paceline.errors import ConfigError, RunError, UnsupportedError
@@ -75,12 +74,7 @@ class Lab:
     def __enter__(self) -> Lab:
         return self.open()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

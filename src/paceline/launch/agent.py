@@ -35,16 +35,16 @@ from paceline.config.environment import (
 from paceline.exchange.losses import Patience, leave_word
 from paceline.launch.carry import Carrier
 from paceline.launch.channel import BEAT_SECONDS, REPORT, SLACK_SECONDS, Channel, Message, connect
-from paceline.launch.child import STACK_SIGNAL, Child, UpdateTimer, how_it_ended
-from paceline.launch.files import take_piece
+from paceline.launch.child import STACK_SIGNAL, Child, UpdateTimer
+from paceline.launch.collect import Receiving
 from paceline.launch.leftovers import SharedFiles, end_daemon
 from paceline.launch.rank import die_with_parent
-from paceline.launch.signals import leave_tidily
 from paceline.local.cores import divide_cores, pin, usable_cores, visible_cores
 from paceline.run import RunDirectory
 from paceline.schema import NodePlan, Plan, RankContext, decode
 from paceline.schema.plain import checked, parse_json, read_json_file
-from paceline.text import place_name, printable
+from paceline.signals import leave_tidily
+from paceline.text import how_it_ended, place_name, printable
 
 if TYPE_CHECKING:
     from paceline.local.board import Board
@@ -77,6 +77,8 @@ class Agent:
         self.ranks = 1
         self.run = RunDirectory(Path())
         self.carrier = Carrier(channel, node)
+        self.receiving: Receiving | None = None
+        """Where the hosts share no files."""
         self.leaving: int | None = None
         """The exit code, once the launcher has what was written here."""
         self.exit_code: int | None = None
@@ -184,6 +186,7 @@ class Agent:
             path = self.carrier.settle(cache, message["identity"], message["marker"])
         self.run = RunDirectory(path)
         if not shared:
+            self.receiving = Receiving(path)
             self.run.config.write_text(message["config"])
         with contextlib.suppress(OSError):
             os.chdir(message["folder"])
@@ -197,8 +200,8 @@ class Agent:
 
     def on_file(self, message: Message) -> None:
         """A piece of what is to be continued, where the hosts share no files."""
-        if self.carrier.folder is not None:
-            take_piece(self.carrier.folder, message)
+        if self.receiving is not None:
+            self.receiving.write(message)
 
     def on_carried(self, message: Message) -> None:
         """The launcher has taken a piece, or could not."""

@@ -5,7 +5,8 @@ training goes on it brings what is new in there: metrics as their lines come, ch
 `latest` and `best` point to, events of its ranks. What it has written stays until the launcher has
 it: whatever ends the run, the folder is there for the next launcher of the run, which asks for it.
 
-    file      to the launcher: a piece of a log, of a whole file or of a checkpoint
+    file      to the launcher: a piece of a log, of a whole file or of a checkpoint; before a
+              training is continued also to the agent
     carried   to the agent: it is written (the last piece of a checkpoint: all is there, and whole)
     brought   to the launcher: that was all
 """
@@ -314,6 +315,19 @@ def _pieces(unit: str, paths: dict[str, Path], size: int | None = None) -> Gener
                     break
             sums[name] = digest.hexdigest()
     yield {"unit": unit, "sums": sums}
+
+
+def to_go_on_from(run: Path) -> Generator[Message]:
+    """What a host that cannot see a run must have of it to continue it, for its `Receiving`."""
+    for name in ("metrics.jsonl", "legs.jsonl"):
+        if (path := run / name).is_file():
+            yield from _pieces(name, {"": path}, path.stat().st_size)
+    latest = run / "checkpoints" / "latest"
+    if latest.is_symlink():
+        step = latest.readlink().name
+        files = {path.name: path for path in sorted(latest.iterdir()) if path.is_file()}
+        yield from _pieces(f"checkpoints/{step}", files)
+        yield {"links": {"latest": step}}
 
 
 class Carrier:

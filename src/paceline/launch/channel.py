@@ -57,7 +57,6 @@ TO_AGENT: Final[Mapping[str, Mapping[str, Any]]] = {
         "folder": str, "variables": {"*": str}, "slots": int, "slot": int, "cores?": int,
         "silence": float,
     },
-    "file": {"path": str, "link?": str, "at?": int, "data?": str},
     "carried": {"taken": bool},
     "bring": {"folder": str},
     "forget": {"update": int},

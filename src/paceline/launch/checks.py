@@ -29,7 +29,6 @@ from paceline.text import user_path
 
 PACKAGES = ("paceline", "torch", "numpy", "mpi4py")
 _REACH_SECONDS = 5.0
-_WAIT_SECONDS = 60.0
 
 
 def facts(wanted: dict[str, Any]) -> dict[str, Any]:

@@ -102,15 +102,3 @@ class UpdateTimer:
             if self._update:
                 self.update_seconds = (now - self._since) / (update - self._update)
             self._update, self._since = update, now
-
-
-def how_it_ended(code: int) -> str:
-    """A process that ended without a word, by its exit code.
-
-    >>> how_it_ended(-9)
-    'was killed by SIGKILL (often: out of memory)'
-    """
-    if code >= 0:
-        return f"exited with code {code}"
-    cause = " (often: out of memory)" if -code == signal.SIGKILL else ""
-    return f"was killed by {signal.Signals(-code).name}{cause}"

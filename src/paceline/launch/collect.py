@@ -1,4 +1,7 @@
-"""What agents bring (see `carry`), from the launcher's side: written, found again, said."""
+"""What agents bring (see `carry`), from the launcher's side: written, found again, said.
+
+Before a training is continued, agents write in the same way what the launcher sends them.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import RunDirectoryError, StorageError, shortened, shown
 from paceline.launch.channel import Message
+from paceline.run import flush, point
 from paceline.schema.checkpoint import checkpoints_in, update_of
 from paceline.schema.config import Train
 from paceline.schema.plain import ONE_LINE, checked, parse_toml, read_json_file, read_text
@@ -43,7 +47,7 @@ _LINK_FIELDS = {"links": {"latest?": ONE_LINE, "best?": ONE_LINE}}
 class Receiving:
     """Writes what agents bring into the run, whole or not at all; nothing outside of it."""
 
-    def __init__(self, run: Path, *, keep: int, say: Callable[[str], None]) -> None:
+    def __init__(self, run: Path, *, keep: int = 1, say: Callable[[str], None] = print) -> None:
         self.run, self._keep, self._say = run, keep, say
         self._complained = ""
         self._digests: dict[Path, hashlib._Hash] = {}
@@ -53,17 +57,21 @@ class Receiving:
         }
         """What the run had seen before: hosts that share no files send what comes after it."""
 
+    def write(self, message: Message) -> None:
+        """Put a piece where it belongs; ValueError for what belongs nowhere, or is damaged."""
+        if "links" in message:
+            self._link(checked(message, _LINK_FIELDS)["links"])
+        elif "log" in message:
+            self._append(message["log"], checked(message, _LOG_FIELDS))
+        elif "sums" in message:
+            self._install(checked(message, _UNIT_FIELDS)["unit"], message["sums"])
+        else:
+            self._add(checked(message, _PIECE_FIELDS)["unit"], message)
+
     def take(self, message: Message) -> bool:
         """Whether a piece is now where it belongs."""
         try:
-            if "links" in message:
-                self._link(checked(message, _LINK_FIELDS)["links"])
-            elif "log" in message:
-                self._append(message["log"], checked(message, _LOG_FIELDS))
-            elif "sums" in message:
-                self._install(checked(message, _UNIT_FIELDS)["unit"], message["sums"])
-            else:
-                self._add(checked(message, _PIECE_FIELDS)["unit"], message)
+            self.write(message)
         except (OSError, ValueError) as error:
             words = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else error
             why = shortened(str(words))
@@ -118,11 +126,7 @@ class Receiving:
                 raise ValueError(f"{name or 'the file'} of {unit} did not come")
             if digest.hexdigest() != expected:
                 raise ValueError(f"{unit} came damaged")
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            flush(path)
         if partial.is_dir():
             for path in partial.iterdir():
                 if path.name not in sums:  # of a try that was given up
@@ -134,10 +138,7 @@ class Receiving:
         folder = self.run / "checkpoints"
         for name in ("latest", "best"):
             if links.get(name) and (folder / _check(_STEP, links[name])).is_dir():
-                new = folder / f".{name}-new"
-                new.unlink(missing_ok=True)
-                new.symlink_to(links[name])
-                new.replace(folder / name)
+                point(folder / name, links[name])
         steps = sorted(
             (path for path in folder.iterdir() if _STEP.fullmatch(path.name)),
             key=lambda path: int(path.name.removeprefix("step-")),

@@ -131,10 +131,8 @@ class Control:
     def expect(self, node: int) -> None:
         """Let an agent come for a node that is new, or whose agent was lost."""
         self.nodes = max(self.nodes, node + 1)
-        peer = self.peers.pop(node, None)
-        if peer is not None and peer.channel.fileno() >= 0:
-            self._selector.unregister(peer.channel)
-            peer.channel.close()
+        self.cut(node)
+        self.peers.pop(node, None)
 
     def cut(self, node: int) -> None:
         """Close the connection of a node that is lost: should it wake up, it ends by itself."""

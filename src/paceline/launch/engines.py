@@ -50,6 +50,7 @@ class Launch:
     secret: str
     run: Path
     name: str = "run"
+    """Of the run, for whoever lists jobs."""
     store_port: int = 29500
     """A port of the first host that is free, for launchers that want one."""
     network: str | None = None

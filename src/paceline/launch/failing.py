@@ -16,8 +16,8 @@ from paceline.text import printable
 if TYPE_CHECKING:
     from paceline.launch.collect import Collecting
     from paceline.launch.session import HostOrder
-    from paceline.launch.signals import Received
     from paceline.schema.hosts import NodePlace
+    from paceline.signals import Received
 
 GRACE_SECONDS = 2.0
 """After a failure, how long others have to say what they know: the cause may come second."""

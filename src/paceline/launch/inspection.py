@@ -9,7 +9,7 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -236,21 +236,31 @@ class AskedHost:
             self.process.wait(timeout=10)
 
 
+@contextlib.contextmanager
+def asking(
+    hosts: tuple[Host, ...], words: list[str], failures: dict[str, str]
+) -> Iterator[list[AskedHost]]:
+    """`python -m WORDS` on all hosts; who cannot be asked is noted with the reason."""
+    asked: list[AskedHost] = []
+    try:
+        for host in hosts:
+            try:
+                asked.append(AskedHost(host, [host.python or sys.executable, "-m", *words]))
+            except OSError as error:
+                failures[host.name] = with_remedy(str(error))
+        yield asked
+    finally:
+        for each in asked:
+            each.close()
+
+
 def inspect_hosts(
     hosts: tuple[Host, ...], wanted: dict[str, Any], *, seconds: float = ANSWER_SECONDS
 ) -> Inspection:
     """Ask all hosts at once what they are, and whether they reach each other."""
-    asked: list[AskedHost] = []
     failures: dict[str, str] = {}
     clocks: dict[str, float] = {}
-    try:
-        for host in hosts:
-            python = host.python or sys.executable
-            try:
-                words = [python, "-m", "paceline.launch.checks", json.dumps(wanted)]
-                asked.append(AskedHost(host, words))
-            except OSError as error:
-                failures[host.name] = with_remedy(str(error))
+    with asking(hosts, ["paceline.launch.checks", json.dumps(wanted)], failures) as asked:
         facts = collect(asked, failures, FACTS, seconds)
         now = time.time()
         for name, found in facts.items():
@@ -267,9 +277,6 @@ def inspect_hosts(
             ]
             each.tell({"peers": peers})
         answers = collect(able, failures, REACHED, seconds)
-    finally:
-        for each in asked:
-            each.close()
     return Inspection(
         facts=facts,
         reached={name: answer["reached"] for name, answer in answers.items()},

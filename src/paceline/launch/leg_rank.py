@@ -217,7 +217,7 @@ class LegRank:
         memory = 0.0 if trainer.task.in_legs else node_memory_mb(trainer.task.board)
         self._answer(
             did="go",
-            durations=times,
+            times=times,
             update=trainer.position.update,
             finished=trainer.is_finished,
             updates=trainer.updates,

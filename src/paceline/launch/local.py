@@ -27,11 +27,11 @@ from paceline.config.environment import (
 )
 from paceline.errors import WorkerError
 from paceline.launch.channel import REPORT
-from paceline.launch.signals import handled
 from paceline.run import RunDirectory
 from paceline.schema import NodePlan, RankContext
 from paceline.schema.plain import checked, read_json_file
-from paceline.text import printable
+from paceline.signals import handled
+from paceline.text import how_it_ended, printable
 
 if TYPE_CHECKING:
     from paceline.local.board import Board
@@ -74,7 +74,6 @@ def run_ranks(
     node: NodePlan,
     *,
     module: str = "paceline.launch.rank",
-    arguments: tuple[str, ...] = (),
     silent: bool = False,
     context: RankContext | None = None,
     watch: Callable[[Board], None] | None = None,
@@ -103,7 +102,7 @@ def run_ranks(
             for number in range(node.ranks):
                 (run.rank(context.rank + number) / "error.json").unlink(missing_ok=True)
                 place = dataclasses.replace(context, rank=context.rank + number, local_rank=number)
-                program = (module, *arguments, *map(str, sent))
+                program = (module, *map(str, sent))
                 ranks.processes.append(_start(run, node, place, memory, program, sent))
             _watch(ranks, ranks.board)
         return ranks.processes[0].returncode
@@ -244,12 +243,9 @@ def raise_failure(ranks: LocalRanks, board: Any) -> NoReturn:
     ]
     if dead:
         number, code = dead[0]
-        name = signal.Signals(-code).name
-        cause = " (often: out of memory)" if -code == signal.SIGKILL else ""
         raise WorkerError(
-            f"rank {ranks.first + number} was killed by {name}{cause} in"
-            f" {board.place(number)};"
-            " the run was ended"
+            f"rank {ranks.first + number} {how_it_ended(code)} in {board.place(number)}; the run"
+            " was ended"
         )
     for number, process in enumerate(ranks.processes, ranks.here):
         # A rank that left no word: what the others say of it is only the consequence.
@@ -258,7 +254,7 @@ def raise_failure(ranks: LocalRanks, board: Any) -> NoReturn:
             and not (ranks.run.rank(ranks.first + number) / "error.json").exists()
         ):
             raise WorkerError(
-                f"rank {ranks.first + number} exited with code {process.returncode} in"
+                f"rank {ranks.first + number} {how_it_ended(process.returncode)} in"
                 f" {board.place(number)}"
             )
     if reports:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -65,13 +64,11 @@ def run_node(
 
     if node.cores:
         pin(node.cores)
-    from paceline.local.board import Board, anonymous_memory
+    from paceline.local.board import own_board
     from paceline.local.memory import keep_freed_memory
 
     keep_freed_memory()  # before the threads that watch the board
-    descriptor = anonymous_memory("board")
-    board = Board(descriptor, ranks=1, rank=0, deadline=config.train.deadline)
-    os.close(descriptor)
+    board = own_board(config.train.deadline)
     if watch is not None:
         watch(board)
     board.start_heartbeat()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.launch.inspection import AskedHost, apart, collect, with_remedy
+from paceline.launch.inspection import AskedHost, apart, asking, collect
 from paceline.schema.hosts import Host
 from paceline.schema.plain import ONE_LINE
 from paceline.secure.sealing import new_secret
@@ -64,7 +63,9 @@ class Links:
             for link in self.links
             if link.error and (link.source, link.target) not in known
         ]
-        found += self._slow_links() + self._far_links()
+        measured = [link for link in self.links if not link.error]
+        if measured:
+            found += self._slow_links(measured) + self._far_links(measured)
         found += [
             f"the clock of host {name} is {abs(ahead):.1f} s"
             f" {'ahead of' if ahead > 0 else 'behind'} this machine's: times in its files will look"
@@ -74,10 +75,7 @@ class Links:
         ]
         return found
 
-    def _slow_links(self) -> list[str]:
-        measured = [link for link in self.links if not link.error]
-        if not measured:
-            return []
+    def _slow_links(self, measured: list[LinkDirection]) -> list[str]:
         best = max(link.megabits for link in measured)
         slow = [link for link in measured if link.megabits < SLOW * best]
         fastest = next(link for link in measured if link.megabits == best)
@@ -96,10 +94,7 @@ class Links:
             for link in slow
         ]
 
-    def _far_links(self) -> list[str]:
-        measured = [link for link in self.links if not link.error]
-        if not measured:
-            return []
+    def _far_links(self, measured: list[LinkDirection]) -> list[str]:
         best = min(link.round_trip_ms for link in measured)
         far = [link for link in measured if link.round_trip_ms > max(FAR_MS, FAR * best)]
         found = []
@@ -144,16 +139,10 @@ def measure_links(
 ) -> Links:
     """Start `launch.links` on all hosts, and measure each direction of each pair in turn."""
     secret = new_secret()
-    asked: list[AskedHost] = []
     failures: dict[str, str] = {}
-    try:
-        for host in hosts:
-            python = host.python or sys.executable
-            try:
-                asked.append(AskedHost(host, [python, "-m", "paceline.launch.links"]))
-                asked[-1].tell({"secret": secret, "address": host.network_address})
-            except OSError as error:
-                failures[host.name] = with_remedy(str(error))
+    with asking(hosts, ["paceline.launch.links"], failures) as asked:
+        for each in asked:
+            each.tell({"secret": secret, "address": each.host.network_address})
         came = collect(asked, failures, {"port": int})
         ports = {name: answer["port"] for name, answer in came.items()}
         able = [each for each in asked if each.host.name in ports]
@@ -170,9 +159,6 @@ def measure_links(
                         "seconds": seconds,
                     }
                     links.append(_link(source, target, _order(source, order)))
-    finally:
-        for each in asked:
-            each.close()
     return Links(links=tuple(links), clocks=clocks, failures=failures)
 
 

@@ -82,7 +82,7 @@ class MpiMeeting(StartRendezvous):
         return found
 
     def rendezvous(self) -> tuple[str, int]:
-        from paceline.backends.mpi.rendezvous import agree_on_master
+        from paceline.backends.mpi.wire import agree_on_master
 
         return agree_on_master(self._world)
 

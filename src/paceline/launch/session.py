@@ -12,14 +12,13 @@ from pathlib import Path
 from paceline.errors import WorkerError
 from paceline.launch import failures
 from paceline.launch.agent import MARKER, SAVE_SECONDS
+from paceline.launch.carry import to_go_on_from
 from paceline.launch.channel import SILENCE_SECONDS, Message
 from paceline.launch.collect import Collecting, run_identity
 from paceline.launch.control import Control, Lost, addresses_towards
 from paceline.launch.engines import Engine, Launch, Running
 from paceline.launch.failing import Failing
-from paceline.launch.files import pieces_of
 from paceline.launch.joining import Joining, welcome_fields
-from paceline.launch.signals import Received, handled
 from paceline.run import RunDirectory
 from paceline.schema import Plan, decode, encode, write_json
 from paceline.schema.hosts import Host, Hosts, NodePlace
@@ -28,11 +27,10 @@ from paceline.schema.machines import Machines
 from paceline.schema.plain import parse_toml
 from paceline.secure.addresses import own_addresses
 from paceline.secure.sealing import new_secret
+from paceline.signals import Received, handled
 
 START_SECONDS = 120.0
 """Every agent must have come by then, counted from when the engine could start them."""
-SENT = ("metrics.jsonl", "legs.jsonl", "checkpoints/latest")
-"""What of a run that is continued a host must have that cannot see it."""
 LAST_SECONDS = 20.0
 """How long the others have to end once the first node has."""
 END_SECONDS = 4.0
@@ -165,7 +163,7 @@ class Session(Failing):
             port=self.control.port,
             secret=self.control.secret,
             run=self.order.run.path.resolve(),
-            name=decode_name(self.order.config),
+            name=str(parse_toml(self.order.config).get("name", "run")),
             network=self.order.network,
             interface=self.order.interface,
             store_port=self.order.store_port,
@@ -282,7 +280,7 @@ class Session(Failing):
         away = [node for node, message in self.ready.items() if not message["shared"]]
         if away and (run / "checkpoints").exists():
             for node in away:
-                for piece in pieces_of(run, SENT):
+                for piece in to_go_on_from(run):
                     self.control.send(node, "file", **piece)
                     while self.control.peers[node].channel.is_waiting:
                         self.pump(0.05)
@@ -403,11 +401,6 @@ def found_places(control: Control) -> tuple[NodePlace, ...]:
         host = Host(name=peer.host, address=address, slots=len(alike))
         found.append(NodePlace(node=peer.node, host=host, slot=alike.index(peer.node)))
     return tuple(found)
-
-
-def decode_name(config: str) -> str:
-    """The run's name, for whoever lists jobs."""
-    return str(parse_toml(config).get("name", "run"))
 
 
 __all__ = ["HostOrder", "Session"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import shlex
 import subprocess
 import sys
@@ -192,7 +193,7 @@ class HostSetup:
                 f"{found['python']} on host {name} cannot make environments: install its venv"
                 f" module (Debian: apt-get install python{_minor()}-venv)"
             )
-        here = _machine()
+        here = platform.machine()
         if self.recipe.offline and found["machine"] != here:
             raise UserError(
                 f"host {name} is a {found['machine']} and the wheelhouse was made for {here}: leave"
@@ -304,9 +305,3 @@ def _write(path: str, content: dict[str, str]) -> str:
     text, place = shlex.quote(json.dumps(content)), shlex.quote(path)
     partial = shlex.quote(f"{path}.partial")
     return f"printf '%s' {text} > {partial} && mv {partial} {place}"
-
-
-def _machine() -> str:
-    import platform
-
-    return platform.machine()

@@ -40,7 +40,8 @@ class SlurmEngine(Engine):
         if self.allocation is not None and nodes > len(self.allocation.hosts):
             apart = [f"--ntasks={nodes}"]
         # What is left of the others after a loss is not Slurm's to decide, but the launcher's.
-        srun = ["srun", *apart, "--no-kill", "--kill-on-bad-exit=0", "--wait=0", *self._binding()]
+        srun = ["srun", *apart, "--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
+        srun.append("--cpu-bind=none")  # agents that share a host divide its cores themselves
         if self.allocation is not None:
             words = [*srun, *self.options, *launch.agent()]
             return [Command(label="srun", words=words, variables=launch.variables)]
@@ -60,10 +61,6 @@ class SlurmEngine(Engine):
                 told=text + exported + last,
             )
         ]
-
-    def _binding(self) -> list[str]:
-        # Several tasks may share a host: the agents divide its cores themselves.
-        return ["--cpu-bind=none"]
 
     def start(self, launch: Launch) -> Running:
         commands = self.command_lines(launch)

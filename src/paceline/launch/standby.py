@@ -36,7 +36,7 @@ _SHOWN = ("start_epoch", "advance", "end_epoch", "say")
 _REFUSED = {"refused": str}
 _DONE: dict[Any, dict[str, Any]] = {
     "go": {
-        "durations": [float],
+        "times": [float],
         "update": int,
         "finished": bool,
         "updates": int,

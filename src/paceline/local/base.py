@@ -20,6 +20,7 @@ from paceline.local.batch_norm import batch_norms, use_plain_synchronised
 from paceline.local.gradient_hooks import refuse_shared_memory
 from paceline.local.single_pixel import use_single_pixels
 from paceline.local.steps import (
+    NO_WEIGHTS,
     Loss,
     Measure,
     Step,
@@ -165,11 +166,6 @@ class LocalStrategy(ABC):
     def worker(self) -> int:
         """Which part of the node's share this rank feeds on."""
         return 0
-
-    @property
-    def workers(self) -> int:
-        """Into how many parts the node's share is divided among ranks."""
-        return 1
 
     @functools.cached_property
     def least(self) -> int:
@@ -370,6 +366,26 @@ def _counts_nothing_well(loss: torch.Tensor, model: nn.Module, whole: WholeBatch
             " weight.clamp(min=1)"
         )
     return True
+
+
+def agree_on_gradients(
+    job: Job, carried: nn.Parameter | None, result: StepResult, counted: float, total: int
+) -> tuple[bool, float]:
+    """Have the exchange add up a node's gradients over all nodes.
+
+    Gives whether they are to be applied, and what all of them count for. `counted`: what this
+    node's count for, which travels with them as the gradient of `carried`.
+    """
+    exchange = job.exchange
+    assert exchange is not None
+    if carried is not None:
+        carried.grad = torch.full_like(carried, counted)
+    elif not exchange.own_loss and result.counted != result.samples:
+        raise UnsupportedError(NO_WEIGHTS)
+    applied = exchange.finish()
+    if carried is not None and carried.grad is not None:
+        return applied, float(carried.grad)
+    return applied, counted if exchange.own_loss else float(total)
 
 
 def scale_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:

@@ -264,6 +264,15 @@ class Board:
             self._beating.join()
 
 
+def own_board(deadline: float) -> Board:
+    """The board of a process that is its node's only rank, with its heartbeat to be started."""
+    descriptor = anonymous_memory("board")
+    try:
+        return Board(descriptor, ranks=1, rank=0, deadline=deadline)
+    finally:
+        os.close(descriptor)
+
+
 class Arena:
     """Large blocks of shared memory, sized by the first rank once the model is known."""
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from itertools import accumulate
 
 from paceline.errors import StrategyError
-
-if TYPE_CHECKING:
-    pass
 
 
 def choose_cuts(
@@ -48,10 +45,7 @@ def choose_cuts(
             f"{count} layers cannot be cut into {stages} stages: set local.stages to"
             f" at most {count}"
         )
-    elapsed, filled = [0.0], [0.0]
-    for layer in range(count):
-        elapsed.append(elapsed[-1] + times[layer])
-        filled.append(filled[-1] + memory[layer])
+    elapsed, filled = (list(accumulate(each, initial=0.0)) for each in (times, memory))
 
     def transfer(layer: int) -> float:
         if layer in (0, count):

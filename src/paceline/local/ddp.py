@@ -20,11 +20,11 @@ from paceline.data.samples import Samples
 from paceline.errors import StrategyError
 from paceline.local.base import Job, StepResult, gradients, prepare_model
 from paceline.local.batch_norm import whole_batch
+from paceline.local.common import WholeOptimizer, WorkerPerRank
 from paceline.local.cores import set_threads
 from paceline.local.gradient_hooks import GradientHooks
 from paceline.local.group import init_gloo
 from paceline.local.steps import Measure, Step, divide_by_weight, has_gradient
-from paceline.local.whole import WholeOptimizer, WorkerPerRank
 
 
 class DistributedProcesses(WorkerPerRank, WholeOptimizer):

@@ -23,6 +23,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.nn.modules.batchnorm import _NormBase
 
 from paceline.local.single_pixel import MetWeights
+from paceline.local.still import chance_kept
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 _DEPTH = 4
@@ -51,13 +52,10 @@ def untouched(module: nn.Module) -> Iterator[None]:
     ]
     for owner, name, buffer in kept:
         owner._buffers[name] = buffer.clone()
-    drawn, shuffled = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng():
+        with chance_kept():
             yield
     finally:
-        random.setstate(drawn)
-        np.random.set_state(shuffled)
         for owner, name, buffer in kept:
             owner._buffers[name] = buffer
 

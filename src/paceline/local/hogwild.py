@@ -5,10 +5,9 @@ from __future__ import annotations
 from paceline.data.samples import Samples
 from paceline.errors import StrategyError
 from paceline.local.base import Job, StepResult, gradients, prepare_model
-from paceline.local.common import SharedWeights
+from paceline.local.common import SharedWeights, WholeOptimizer, WorkerPerRank
 from paceline.local.cores import set_threads
 from paceline.local.shared import SharedModel
-from paceline.local.whole import WholeOptimizer, WorkerPerRank
 
 
 class Hogwild(WorkerPerRank, SharedWeights, WholeOptimizer):

@@ -92,6 +92,12 @@ def resident_mb() -> tuple[float, float]:
     return values.get("VmHWM", 0.0) - shared, shared
 
 
+def shortage(needed_mb: float) -> str:
+    """Why so many more MB cannot be had; empty where they can."""
+    free = MEMORY_PART * available_mb()
+    return "" if needed_mb <= free else f"needs about {needed_mb:,.0f} MB more, of {free:,.0f} free"
+
+
 def memory_is_short() -> bool:
     """Whether so little is free that nothing should be held that is not in use."""
     total = float(psutil.virtual_memory().total) / 1e6

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.errors import DivergedError, StrategyError, UnsupportedError
-from paceline.local.base import Job, OptimizerState, StepResult, scale_rate
+from paceline.errors import DivergedError, StrategyError
+from paceline.local.base import Job, OptimizerState, StepResult, agree_on_gradients, scale_rate
 from paceline.local.finite import DIVERGED, bad_of, is_finite
 from paceline.local.gradient_hooks import GradientHooks
 from paceline.local.rounded import RoundedWeights
 from paceline.local.shared import ABSENT, FULL, HALF, LINE, SharedModel, memory_view, shaped
-from paceline.local.steps import NO_WEIGHTS, divide_by_weight
+from paceline.local.steps import divide_by_weight
 
 _UNIT = LINE // 4
 COUNTER = "step"
@@ -234,24 +234,12 @@ class PieceUpdate:
             self.board.enter("exchanging gradients")
             for weight, name in self._exchanged:
                 weight.grad = self.shared.place(region, name)
-            self.shared.counts[0] = self._exchange(counted, result, total)
+            _, everyones = agree_on_gradients(self.job, self._counted, result, counted, total)
+            self.shared.counts[0] = everyones
         self.board.barrier("exchange")
         for weight, piece in zip(self._weights, self._own, strict=True):
             weight.grad = self._slice(region, piece)
         return float(self.shared.counts[0])
-
-    def _exchange(self, counted: float, result: StepResult, total: int) -> float:
-        """Let the leader exchange the node's gradients, and what they count for."""
-        exchange = self.job.exchange
-        assert exchange is not None
-        if self._counted is not None:
-            self._counted.grad = torch.full_like(self._counted, counted)
-        elif not exchange.own_loss and result.counted != result.samples:
-            raise UnsupportedError(NO_WEIGHTS)
-        exchange.finish()
-        if self._counted is not None and self._counted.grad is not None:
-            return float(self._counted.grad)
-        return counted if exchange.own_loss else float(total)
 
     def _run_hooks(self) -> None:
         """Let the user's hooks see whole gradients, each on the rank that has all of it."""

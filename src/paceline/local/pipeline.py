@@ -189,10 +189,6 @@ class Hybrid(PiecewiseOptimizer):
         return self.job.context.replica(self._place.stages)
 
     @property
-    def workers(self) -> int:
-        return self.job.node.replicas
-
-    @property
     def least(self) -> int:
         # What a part looks like between stages is tried on a part by itself.
         return self._least

@@ -8,13 +8,12 @@ from paceline.data.samples import Samples
 from paceline.errors import StrategyError
 from paceline.local.base import Job, StepResult, gradients, prepare_model
 from paceline.local.batch_norm import whole_batch
-from paceline.local.common import PiecewiseOptimizer
+from paceline.local.common import PiecewiseOptimizer, WorkerPerRank
 from paceline.local.cores import set_threads
 from paceline.local.gradient_hooks import GradientHooks
 from paceline.local.pieces import PieceUpdate
 from paceline.local.rounded import RoundedWeights, can_round
 from paceline.local.shared import SharedModel
-from paceline.local.whole import WorkerPerRank
 
 
 class Processes(WorkerPerRank, PiecewiseOptimizer):

@@ -17,6 +17,7 @@ from paceline.data.samples import Samples
 from paceline.errors import StrategyError
 from paceline.local.base import Job, StepResult, gradients, prepare_model, step_seed
 from paceline.local.batch_norm import whole_batch
+from paceline.local.common import WholeOptimizer
 from paceline.local.cores import set_threads
 from paceline.local.faithful import random_states
 from paceline.local.gradient_hooks import (
@@ -27,7 +28,6 @@ from paceline.local.gradient_hooks import (
 from paceline.local.part_sums import LeftAloneError, ThreadSums
 from paceline.local.steps import divide_by_weight
 from paceline.local.still import begin_draws_anew
-from paceline.local.whole import WholeOptimizer
 
 
 class ThreadDropout(nn.Dropout):

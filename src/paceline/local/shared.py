@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,8 +28,8 @@ from paceline.local.board import Board
 from paceline.local.gradient_hooks import refuse_shared_memory
 from paceline.schema.plain import parse_json
 
-ABSENT, FULL, HALF, NUMBER = range(4)
-"""What a rank publishes of a parameter: nothing, a tensor in fp32 or in bf16, one number."""
+ABSENT, FULL, HALF = range(3)
+"""What a rank publishes of a parameter: nothing, or a tensor in fp32 or in bf16."""
 LINE = 64
 _NOTE_BYTES = 8192
 
@@ -47,6 +47,13 @@ def memory_view(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         f"a parameter of shape {tuple(like.shape)} and strides {like.stride()} has no plain memory"
         " order: make it contiguous, or use local.strategy = 'threads'"
     )
+
+
+def divided(
+    flat: torch.Tensor, tensors: Sequence[torch.Tensor]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Every tensor, and its part of a vector in which all of them lie end to end."""
+    return zip(tensors, torch.split(flat, [each.numel() for each in tensors]), strict=True)
 
 
 def model_digest(model: nn.Module) -> str:

@@ -22,9 +22,9 @@ from paceline.local.base import (
     seed_step,
 )
 from paceline.local.batch_norm import whole_batch
+from paceline.local.common import WholeOptimizer
 from paceline.local.cores import set_threads
 from paceline.local.steps import Step, Supervised
-from paceline.local.whole import WholeOptimizer
 
 
 class Threads(WholeOptimizer):

@@ -37,7 +37,8 @@ def build(
             raise ModelError(f"{key} = {value}: must be 1 or more")
     if references.is_reference(name_or_reference):
         given = {key: value for key, value in sizes.items() if value is not None}
-        return _build_own(name_or_reference, given, options)
+        own = references.resolve_factory(name_or_reference, "model")
+        return call_factory(own, name_or_reference, given, options)
     model = spec(name_or_reference)
     if classes is None:
         raise ModelError(f"{model.name} tells classes apart: say how many with workload.classes")
@@ -85,10 +86,6 @@ def _check_options(model: ModelSpec, options: dict[str, object]) -> None:
 
 def _is_rate(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1
-
-
-def _build_own(reference: str, given: dict[str, int], options: dict[str, object]) -> nn.Module:
-    return call_factory(references.resolve_factory(reference, "model"), reference, given, options)
 
 
 def call_factory(

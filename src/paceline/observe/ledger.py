@@ -119,7 +119,7 @@ def book(session: RankSession, spans: Sequence[Span] | None = None) -> RankLedge
 def _hidden(spans: Sequence[Span], session: RankSession, seconds: Mapping[str, float]) -> float:
     """Of what the spans show of exchanges, the part that was booked as something else."""
     shown = sum(
-        _overlap(span.start, span.end, session.began, session.ended)
+        max(min(span.end, session.ended) - max(span.start, session.began), 0.0)
         for span in spans
         if span.name == "exchange"
     )
@@ -245,10 +245,6 @@ def _divide(span: Span, session: RankSession, came: Mapping[int, float]) -> list
     )
     rest = replace(span, start=span.start + waiting, seconds=max(span.seconds - waiting, 0.0))
     return [wait, rest]
-
-
-def _overlap(start: float, end: float, began: float, ended: float) -> float:
-    return max(min(end, ended) - max(start, began), 0.0)
 
 
 def _add_up(parts: Sequence[RankLedger]) -> RankLedger:

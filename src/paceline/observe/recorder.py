@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Literal, Protocol
 
 from paceline.observe.samples import make_sampler
@@ -124,7 +123,6 @@ class Recorder:
         self.close()
 
 
-NullRecorder = Recorder
 _NOTHING: Final = contextlib.nullcontext()
 
 
@@ -365,7 +363,7 @@ def make_recorder(
     `host`: what the user calls this machine, if not by its own name.
     """
     if not events:
-        return NullRecorder()
+        return Recorder()
     now = time.time()
     start = Start(
         rank=context.rank,
@@ -407,12 +405,7 @@ class _Timing:
     def __enter__(self) -> None:
         self._started = time.perf_counter()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         seconds = time.perf_counter() - self._started
         recorder = self._recorder
         update = recorder.update if self._update is None else self._update

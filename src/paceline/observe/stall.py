@@ -287,16 +287,12 @@ class Stall:
         doing = (
             f"waits in {state['operation']!r}"
             if state.get("operation")
-            else f"is in {_phase(state)}"
+            else f"is in {state['phase'] or 'start-up'!r}"
         )
         return [
             f"{name}, which {doing} of update {state['update']} since {state['seconds']:.0f} s:",
             *(f"    {line}" for line in str(state["stack"]).splitlines()),
         ]
-
-
-def _phase(state: dict[str, Any]) -> str:
-    return repr(state["phase"] or "start-up")
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:

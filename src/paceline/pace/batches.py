@@ -32,8 +32,8 @@ from paceline.integrations.shares import (
     with_batches,
 )
 from paceline.pace.legs import Legs
+from paceline.pace.meter import Part, Working
 from paceline.pace.ranks import Ranks
-from paceline.pace.working import Part, Working
 
 
 class Batches:

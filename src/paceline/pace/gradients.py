@@ -28,7 +28,8 @@ class Gradients:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._named: dict[str, torch.Tensor] = {}
+        self.named: dict[str, torch.Tensor] = {}
+        """Every parameter once."""
         self._known: set[int] = set()
         self._inside = False
         self._before: dict[int, torch.Tensor | None] = {}
@@ -37,17 +38,12 @@ class Gradients:
         self.compressed: Compressed | None = None
         """Where gradients are made smaller between hosts."""
 
-    @property
-    def named(self) -> dict[str, torch.Tensor]:
-        """Every parameter once, by name."""
-        return self._named
-
     def add(self, name: str, parameter: torch.Tensor) -> bool:
         """One more parameter, if it is not there already."""
         if id(parameter) in self._known:
             return False
         self._known.add(id(parameter))
-        self._named[name] = parameter
+        self.named[name] = parameter
         if self._ranks.size > 1 and parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(self._watch)  # type: ignore[no-untyped-call]
         return True
@@ -139,7 +135,7 @@ class Gradients:
 
     def _trained(self) -> dict[int, torch.Tensor]:
         """Parameters by number."""
-        named = enumerate(self._named.values())
+        named = enumerate(self.named.values())
         return {number: each for number, each in named if each.requires_grad}
 
 

@@ -4,13 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.observe.metrics import Tally
 from paceline.observe.recorder import Recorder
 from paceline.pace.ranks import Ranks
-from paceline.pace.working import Working
+
+Part = tuple[float, float]
+"""Samples of this rank's part of a batch, and of the whole batch."""
+
+
+class Working:
+    """The batches that loaders have handed out and that the loop is working on."""
+
+    def __init__(self, waited: Callable[[float, float], None]) -> None:
+        self.waited = waited
+        """Told when a batch was asked for, and how many seconds it took to come."""
+        self.parts: dict[int, Part] = {}
+        self.handed = 0
+        """How many there were so far."""
+        self.since = time.perf_counter()
+        """When the newest was handed out."""
+
+    def part(self) -> Part | None:
+        """Of the batch that is being worked on; None where there is none."""
+        found = set(self.parts.values())
+        if len(found) > 1:
+            raise ConfigError(
+                "several loaders have handed out batches of different sizes: say by what the loss"
+                " is a mean, as pace.backward(loss, weight=len(inputs))"
+            )
+        return next(iter(found), None)
 
 
 class Meter:

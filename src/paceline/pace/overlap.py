@@ -14,6 +14,7 @@ import torch
 
 from paceline.errors import UnsupportedError
 from paceline.exchange.buckets import divide
+from paceline.local.shared import divided
 
 CAPACITY = 16 * 2**20
 """Bytes of gradients that travel together."""
@@ -96,10 +97,8 @@ class _Bucket:
 
     def places(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Every parameter, and where its gradient lies in the vector."""
-        at = 0
-        for each in self.parameters:
-            yield each, self.flat[at : at + each.numel()].view(each.shape)
-            at += each.numel()
+        for each, part in divided(self.flat, self.parameters):
+            yield each, part.view(each.shape)
 
 
 class Departure:

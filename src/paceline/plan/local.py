@@ -15,7 +15,7 @@ more, and thousands take the memory and the hours of a machine before they fail.
 
 def asked_node(settings: LocalSettings, cores: int, *, elementwise: bool = True) -> NodePlan:
     """The node plan that an explicit strategy with its options means on `cores` cores."""
-    _refuse_foreign_options(settings)
+    refuse_foreign_options(settings)
     _refuse_crowds(settings, cores)
     return _asked(settings, cores, elementwise=elementwise)
 
@@ -69,12 +69,8 @@ def _stages(settings: LocalSettings) -> int:
     return stages
 
 
-def refuse_options_without_strategy(settings: LocalSettings) -> None:
-    """With "auto" the race sets the options; one that was asked for would be ignored."""
-    _refuse_foreign_options(settings)
-
-
-def _refuse_foreign_options(settings: LocalSettings) -> None:
+def refuse_foreign_options(settings: LocalSettings) -> None:
+    """Options that the strategy would ignore; with "auto" that is any, since it sets them."""
     known = STRATEGIES[settings.strategy].options if settings.strategy != "auto" else ()
     for option in ("processes", "threads", "replicas", "stages", "micro_batches", "split_at"):
         if getattr(settings, option) and option not in known:

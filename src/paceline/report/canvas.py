@@ -10,9 +10,9 @@ import functools
 import io
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from PIL import Image, ImageFont
@@ -22,29 +22,8 @@ Anchor = Literal["start", "middle", "end"]
 
 _FONTS = ("DejaVuSans.ttf", "LiberationSans-Regular.ttf", "Arial.ttf")
 _BOLD = ("DejaVuSans-Bold.ttf", "LiberationSans-Bold.ttf", "Arial_Bold.ttf")
+_GROUND = "#ffffff"
 _FAMILY = "'DejaVu Sans', 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
-
-
-class Canvas(Protocol):
-    """What a figure is drawn with; pixels, the origin at the top left."""
-
-    def line(
-        self, points: Sequence[Point], colour: str, width: float, dash: Sequence[float] = ()
-    ) -> None: ...
-
-    def area(self, points: Sequence[Point], colour: str, edge: str = "") -> None: ...
-
-    def text(
-        self,
-        place: Point,
-        words: str,
-        size: float,
-        *,
-        colour: str,
-        anchor: Anchor = "start",
-        bold: bool = False,
-        upright: bool = False,
-    ) -> None: ...
 
 
 @functools.cache
@@ -89,9 +68,8 @@ class SvgCanvas:
             f' stroke-width="{width:g}" stroke-linejoin="round"{dashes}/>'
         )
 
-    def area(self, points: Sequence[Point], colour: str, edge: str = "") -> None:
-        stroke = f' stroke="{edge}" stroke-width="0.75"' if edge else ""
-        self._parts.append(f'<polygon points="{_points(points)}" fill="{colour}"{stroke}/>')
+    def area(self, points: Sequence[Point], colour: str) -> None:
+        self._parts.append(f'<polygon points="{_points(points)}" fill="{colour}"/>')
 
     def text(
         self,
@@ -112,9 +90,9 @@ class SvgCanvas:
             f' text-anchor="{anchor}"{weight}{turn}>{escape(_printable(words))}</text>'
         )
 
-    def render(self, title: str, description: str = "", *, ground: str = "#ffffff") -> str:
+    def render(self, title: str, description: str) -> str:
         """The whole file."""
-        back = f'<rect width="100%" height="100%" fill="{ground}"/>' if ground else ""
+        back = f'<rect width="100%" height="100%" fill="{_GROUND}"/>'
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} {self.height:g}"'
             f' width="{self.width:g}" height="{self.height:g}" role="img"'
@@ -127,19 +105,14 @@ class SvgCanvas:
 
 
 class PngCanvas:
-    """Draws with Pillow, `sharpness` pixels per unit."""
+    """Draws with Pillow, two pixels per unit, each the mean of four."""
 
-    _SMOOTH = 2
-
-    def __init__(
-        self, width: float, height: float, *, sharpness: int = 2, ground: str = "#ffffff"
-    ) -> None:
+    def __init__(self, width: float, height: float) -> None:
         from PIL import Image, ImageDraw
 
-        self._scale = sharpness * self._SMOOTH
-        self._final = (round(width * sharpness), round(height * sharpness))
-        size = (self._final[0] * self._SMOOTH, self._final[1] * self._SMOOTH)
-        self._image = Image.new("RGB", size, ground)
+        self._scale = 4
+        self._final = (round(width * 2), round(height * 2))
+        self._image = Image.new("RGB", (self._final[0] * 2, self._final[1] * 2), _GROUND)
         self._draw = ImageDraw.Draw(self._image)
 
     def line(
@@ -152,10 +125,8 @@ class PngCanvas:
                     self._pixels(piece), colour, max(1, round(width * self._scale)), joint="curve"
                 )
 
-    def area(self, points: Sequence[Point], colour: str, edge: str = "") -> None:
+    def area(self, points: Sequence[Point], colour: str) -> None:
         self._draw.polygon(self._pixels(points), fill=colour)
-        if edge:
-            self.line([*points, points[0]], edge, 0.75)
 
     def text(
         self,
@@ -200,6 +171,10 @@ class PngCanvas:
         return [(x * self._scale, y * self._scale) for x, y in points]
 
 
+Canvas = SvgCanvas | PngCanvas
+"""What a figure is drawn with; pixels, the origin at the top left."""
+
+
 def dashes(points: Sequence[Point], pattern: Sequence[float]) -> list[list[Point]]:
     """The strokes of a dashed line: `pattern` has lengths of strokes and gaps in turn.
 
@@ -236,3 +211,79 @@ def _points(points: Sequence[Point]) -> str:
 def _printable(words: str) -> str:
     """Without control characters, which XML does not allow even escaped."""
     return "".join(c if c.isprintable() else " " for c in words)
+
+
+_CORNERS = {
+    "square": [45, 135, 225, 315],
+    "diamond": [0, 90, 180, 270],
+    "triangle-up": [90, 210, 330],
+    "triangle-down": [30, 150, 270],
+    "pentagon": [90, 162, 234, 306, 18],
+}
+_STEP = 6.0
+
+
+def draw_marker(canvas: Canvas, place: Point, kind: str, colour: str, radius: float = 3.5) -> None:
+    """One marker, filled or crossed."""
+    x, y = place
+    if kind in ("x", "cross"):
+        turn = math.radians(45 if kind == "x" else 0)
+        for angle in (turn, turn + math.pi / 2):
+            dx, dy = radius * math.cos(angle), radius * math.sin(angle)
+            canvas.line([(x - dx, y - dy), (x + dx, y + dy)], colour, 2)
+        return
+    corners = _CORNERS.get(kind, list(range(0, 360, 24)))
+    size = radius * (1.25 if kind in _CORNERS else 1.0)
+    canvas.area(
+        [
+            (x + size * math.cos(math.radians(a)), y - size * math.sin(math.radians(a)))
+            for a in corners
+        ],
+        colour,
+    )
+
+
+def draw_block(
+    canvas: Canvas, box: tuple[float, float, float, float], colour: str, hatch: str
+) -> None:
+    """A filled rectangle (left, top, right, bottom) with white strokes over it."""
+    left, top, right, bottom = box
+    canvas.area([(left, top), (right, top), (right, bottom), (left, bottom)], colour)
+    if right - left < 1 or bottom - top < 1:
+        return
+    for stroke in hatch_lines(box, hatch):
+        canvas.line(stroke, "#ffffff", 1.0)
+
+
+def hatch_lines(
+    box: tuple[float, float, float, float], hatch: str
+) -> Iterator[tuple[Point, Point]]:
+    """The strokes of a hatch inside a box."""
+    left, top, right, bottom = box
+    if hatch in ("/", "x", "\\"):
+        for slope in {"/": (-1,), "\\": (1,), "x": (-1, 1)}[hatch]:
+            yield from _slanted(box, slope)
+    if hatch in ("-", "+"):
+        for place in range(math.ceil(top / _STEP), math.floor(bottom / _STEP) + 1):
+            yield (left, place * _STEP), (right, place * _STEP)
+    if hatch in ("|", "+"):
+        for place in range(math.ceil(left / _STEP), math.floor(right / _STEP) + 1):
+            yield (place * _STEP, top), (place * _STEP, bottom)
+    if hatch == ".":
+        for row in range(math.ceil((top + 1) / _STEP), math.floor((bottom - 1) / _STEP) + 1):
+            for column in range(math.ceil(left / _STEP), math.floor((right - 1) / _STEP) + 1):
+                at = (column * _STEP, row * _STEP)
+                yield at, (at[0] + 1, at[1])
+
+
+def _slanted(box: tuple[float, float, float, float], slope: int) -> Iterator[tuple[Point, Point]]:
+    """Lines y = slope * x + c, cut off at the box."""
+    left, top, right, bottom = box
+    ends = [y - slope * x for x in (left, right) for y in (top, bottom)]
+    step = _STEP * math.sqrt(2)
+    for place in range(math.ceil(min(ends) / step), math.floor(max(ends) / step) + 1):
+        c = place * step
+        across = sorted(((top - c) / slope, (bottom - c) / slope))
+        start, end = max(left, across[0]), min(right, across[1])
+        if end > start:
+            yield (start, slope * start + c), (end, slope * end + c)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from paceline.report.canvas import Canvas, PngCanvas, Point, SvgCanvas, text_width
+from paceline.report.canvas import (
+    Canvas,
+    PngCanvas,
+    Point,
+    SvgCanvas,
+    draw_block,
+    draw_marker,
+    text_width,
+)
 from paceline.report.figure import Axis, Figure, Series
 from paceline.report.palette import GUIDE, Look, look
-from paceline.report.scale import bounds, number
-from paceline.report.strokes import draw_block, draw_marker
+from paceline.text import clock
 
 WIDTH = 760.0
 _INK, _SOFT, _GRID = "#1c1c1e", "#55595f", "#e2e4e8"
@@ -20,17 +27,17 @@ _ROW = 26.0
 _MANY_POINTS = 40
 
 
-def figure_svg(figure: Figure, *, bare: bool = False) -> str:
-    """The figure as SVG; `bare` leaves out title and caption, which the page has already."""
-    layout = _Layout(figure, bare)
+def figure_svg(figure: Figure) -> str:
+    """The figure as SVG."""
+    layout = _Layout(figure)
     canvas = SvgCanvas(WIDTH, layout.height)
     _draw(canvas, layout)
-    return canvas.render(figure.title, figure.caption, ground="" if bare else "#ffffff")
+    return canvas.render(figure.title, figure.caption)
 
 
 def figure_png(figure: Figure) -> bytes:
     """The figure as PNG, twice as sharp as the SVG's own size."""
-    layout = _Layout(figure, bare=False)
+    layout = _Layout(figure)
     canvas = PngCanvas(WIDTH, layout.height)
     _draw(canvas, layout)
     return canvas.render()
@@ -57,14 +64,13 @@ class _Scale:
 class _Layout:
     """Where everything stands."""
 
-    def __init__(self, figure: Figure, bare: bool) -> None:
-        self.figure, self.bare = figure, bare
+    def __init__(self, figure: Figure) -> None:
+        self.figure = figure
         self.categories = figure.categories
         self.legend = list(_legend_rows(figure))
-        self.caption = [] if bare else textwrap.wrap(figure.caption, 108)
-        head = 8.0 if bare else 34.0
-        self.legend_top = head
-        self.top = head + 20.0 * len(self.legend) + 12.0
+        self.caption = textwrap.wrap(figure.caption, 108)
+        self.legend_top = 34.0
+        self.top = self.legend_top + 20.0 * len(self.legend) + 12.0
         inner = max(3, len(self.categories)) * _ROW if figure.horizontal else 260.0
         self.bottom = self.top + inner
         self.height = self.bottom + 50.0 + 16.0 * len(self.caption)
@@ -102,8 +108,7 @@ class _Layout:
 
 def _draw(canvas: Canvas, layout: _Layout) -> None:
     figure = layout.figure
-    if not layout.bare:
-        canvas.text((14, 24), figure.title, _TITLE, colour=_INK, bold=True)
+    canvas.text((14, 24), figure.title, _TITLE, colour=_INK, bold=True)
     _draw_legend(canvas, layout)
     _draw_value_axis(canvas, layout)
     _draw_place_axis(canvas, layout)
@@ -297,3 +302,68 @@ def _look(each: Series) -> Look:
 
 def _short(words: str) -> str:
     return words if len(words) <= 44 else words[:41] + "..."
+
+
+def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers that cover [low, high], about `count` steps of 1, 2, 2.5 or 5.
+
+    >>> nice_ticks(0, 97)
+    [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]
+    """
+    if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
+        high = low + 1 if math.isfinite(low) else 1.0
+        low = low if math.isfinite(low) else 0.0
+    rough = (high - low) / count
+    magnitude = 10.0 ** math.floor(math.log10(rough))
+    step = magnitude * next(
+        nice for nice in (1, 2, 2.5, 5, 10) if rough <= nice * magnitude * 1.001
+    )
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(place * step, 12) for place in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten, with 2 and 5 between them when there are few."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    steps = (1,) if last - first > 3 else (1, 2, 5)
+    ticks = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+    below = max((tick for tick in ticks if tick <= low), default=ticks[0])
+    above = min((tick for tick in ticks if tick >= high), default=ticks[-1])
+    return [tick for tick in ticks if below <= tick <= above]
+
+
+def number(value: float, axis: Axis | None = None) -> str:
+    """A tick's number, short.
+
+    >>> number(12000), number(0.25), number(1e6), number(0.5, Axis(title="", format="percent"))
+    ('12,000', '0.25', '1,000,000', '50%')
+    """
+    if axis is not None and axis.format == "percent":
+        return f"{round(value * 100, 1):g}%"
+    if axis is not None and axis.format == "clock":
+        return clock(value)
+    if value and abs(value) < 0.001:
+        return f"{value:.0e}"
+    if abs(value) >= 1e7:
+        return f"{value:.3g}"
+    return f"{value:,.10g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def bounds(axis: Axis, values: Iterable[float]) -> tuple[float, float, list[float]]:
+    """Lowest and highest value of an axis, and its ticks."""
+    known = [value for value in values if math.isfinite(value)]
+    if axis.kind == "log":
+        known = [value for value in known if value > 0] or [1.0]
+        low, high = min(known), max(known)
+        if axis.ticks:
+            return low / 1.1, high * 1.1, list(axis.ticks)
+        ticks = log_ticks(low, high)
+        return ticks[0], ticks[-1], ticks
+    known = known or [0.0, 1.0]
+    low = axis.minimum if axis.minimum is not None else min(known)
+    high = axis.maximum if axis.maximum is not None else max(known)
+    if axis.ticks:
+        room = (max(axis.ticks) - min(axis.ticks)) * 0.05 or 0.5
+        return min(low, *axis.ticks, high) - room, max(high, *axis.ticks) + room, list(axis.ticks)
+    ticks = nice_ticks(low, high)
+    return ticks[0], ticks[-1], ticks

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline.errors import PacelineError, RunDirectoryError, shown
 from paceline.report.track import Track
@@ -168,93 +169,65 @@ def load_run(path: Path, *, events: bool = True) -> RunData:
         )
     path = path.resolve()
     run, problems = RunDirectory(path), list[str]()
-    config = _read_toml(run.config, problems)
     return RunData(
         path=path,
         name=path.name,
-        config=config,
-        plan=_read(Plan, run.plan, problems),
-        race=_read(Race, run.race, problems),
+        config=_tried(read_toml, run.config, problems, {}),
+        plan=_tried(partial(read_json, Plan), run.plan, problems, None),
+        race=_tried(partial(read_json, Race), run.race, problems, None),
         races=_read_races(path, problems),
-        legs=_read_legs(run.legs, problems),
-        metrics=_read_lines(run.metrics, problems),
-        summary=_read_object(run.summary, problems),
+        legs=tuple(_tried(read_legs, run.legs, problems, [])),
+        metrics=tuple(_tried(_read_lines, run.metrics, problems, [])),
+        summary=_tried(_read_object, run.summary, problems, {}),
         sessions=tuple(newest_sessions(path)) if events else (),
         problems=tuple(problems),
         when=_when(run.config),
     )
 
 
-def _read(cls: Any, path: Path, problems: list[str]) -> Any:
-    if not path.exists():
-        return None
-    try:
-        return read_json(cls, path)
-    except (PacelineError, OSError) as error:
-        problems.append(f"{path.name} could not be read: {error}")
-        return None
+Found = TypeVar("Found")
 
 
-def _read_legs(path: Path, problems: list[str]) -> tuple[Leg, ...]:
-    try:
-        return tuple(read_legs(path))
-    except (PacelineError, OSError, ValueError) as error:
-        problems.append(f"{path.name} could not be read: {error}")
-        return ()
+def _tried(
+    read: Callable[[Path], Found], path: Path, problems: list[str], otherwise: Found
+) -> Found:
+    """What a file holds; `otherwise` where it is missing, or cannot be read, which is noted."""
+    if path.exists():
+        try:
+            return read(path)
+        except (PacelineError, OSError, ValueError) as error:
+            problems.append(f"{path.name} could not be read: {error}")
+    return otherwise
 
 
 def _read_races(path: Path, problems: list[str]) -> dict[str, Race]:
     """race-HOST.json, in the order of the hosts' names."""
     found = {}
     for file in sorted(path.glob("race-*.json")):
-        race = _read(Race, file, problems)
+        race = _tried(partial(read_json, Race), file, problems, None)
         if race is not None and race.candidates:
             found[file.stem.removeprefix("race-")] = race
     return found
 
 
-def _read_toml(path: Path, problems: list[str]) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        return read_toml(path)
-    except (PacelineError, OSError) as error:
-        problems.append(f"{path.name} could not be read: {error}")
-        return {}
-
-
-def _read_object(path: Path, problems: list[str]) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        found = read_json_file(path)
-    except (ValueError, OSError) as error:
-        problems.append(f"{path.name} could not be read: {error}")
-        return {}
+def _read_object(path: Path) -> dict[str, Any]:
+    found = read_json_file(path)
     if not isinstance(found, dict):
-        problems.append(f"{path.name} could not be read: it is {shown(found)}, not a table of keys")
-        return {}
+        raise ValueError(f"it is {shown(found)}, not a table of keys")
     return found
 
 
-def _read_lines(path: Path, problems: list[str]) -> tuple[dict[str, Any], ...]:
+def _read_lines(path: Path) -> list[dict[str, Any]]:
     """The whole lines of metrics.jsonl; the half line of a killed run is left out."""
-    if not path.exists():
-        return ()
-    try:
-        text = read_text(path)
-    except (ValueError, OSError) as error:
-        problems.append(f"{path.name} could not be read: {error}")
-        return ()
     lines = []
-    for each in text.splitlines():
+    for each in read_text(path).splitlines():
         try:
             line = parse_json(each)
         except ValueError:
             continue
         if isinstance(line, dict) and finite(line.get("epoch")) is not None:
             lines.append(line)
-    return tuple(lines)
+    return lines
 
 
 def _when(config: Path) -> str:

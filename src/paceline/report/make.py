@@ -9,18 +9,8 @@ from paceline.report.figure import Section
 from paceline.report.ledger import ledger_section
 from paceline.report.legs import legs_section
 from paceline.report.load import RunData
-from paceline.report.observed import (
-    NO_EVENTS,
-    network_section,
-    notes_section,
-    resources_section,
-)
-from paceline.report.one import (
-    asked_section,
-    curves_section,
-    plan_section,
-    race_section,
-)
+from paceline.report.observed import network_section, notes_section, resources_section
+from paceline.report.one import asked_section, curves_section, plan_section, race_section
 from paceline.report.page import Report
 from paceline.report.predicted import measured, predicted_section
 from paceline.report.several import several_sections
@@ -65,10 +55,8 @@ def _one(run: RunData) -> Report:
 
 def _observed(run: RunData) -> tuple[Section | None, ...]:
     """What the events of the ranks tell; one sentence instead where there are none."""
-    if not run.sessions and run.under_way:
-        return (ledger_section(run),)
     if not run.sessions:
-        return (Section(key="ledger", title="Where the time went", text=(NO_EVENTS,)),)
+        return (ledger_section(run),)
     return (
         ledger_section(run),
         exchanged_section(run),

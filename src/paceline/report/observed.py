@@ -97,12 +97,6 @@ def _read(
     return [(session.common(s.time) - origin, value(s)) for s in session.samples]
 
 
-def _lines(
-    sessions: Sequence[RankSession], origin: float, value: Callable[[Sample], float]
-) -> list[tuple[str, list[tuple[float, float]]]]:
-    return [(rank_name(session), _read(session, origin, value)) for session in sessions]
-
-
 def _over_time(
     key: str,
     title: str,

@@ -26,17 +26,16 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield f"{prefix}{key}", value
 
 
+def _empty(run: RunData, key: str, title: str, why: str) -> Section | None:
+    """A section that only says why it is empty; none while what it shows may still come."""
+    return None if run.under_way else Section(key=key, title=title, text=(why,))
+
+
 def asked_section(run: RunData) -> Section | None:
     """What differs from the defaults, and everything for those who want it."""
     settings = dict(flat(run.config))
     if not settings:
-        return (
-            None
-            if run.under_way
-            else Section(
-                key="asked", title="What was asked", text=("The run has no readable config.toml.",)
-            )
-        )
+        return _empty(run, "asked", "What was asked", "The run has no readable config.toml.")
     defaults = _defaults()
     versions = {k: v for k, v in settings.items() if k.startswith("versions.")}
     changed = {
@@ -216,11 +215,7 @@ def plan_section(run: RunData) -> Section | None:
     """Who does what, why, and what was rejected."""
     plan = run.plan
     if plan is None:
-        return (
-            None
-            if run.under_way
-            else Section(key="plan", title="The plan", text=("The run has no readable plan.json.",))
-        )
+        return _empty(run, "plan", "The plan", "The run has no readable plan.json.")
     shares = sum(node.share for node in plan.nodes) or 1.0
     nodes = Table(
         key="nodes",
@@ -257,15 +252,8 @@ def plan_section(run: RunData) -> Section | None:
 def curves_section(run: RunData) -> Section | None:
     """Loss, accuracy (with classes) and speed, epoch by epoch."""
     if not run.metrics:
-        return (
-            None
-            if run.under_way
-            else Section(
-                key="training",
-                title="How training went",
-                text=("No epoch has ended: metrics.jsonl is empty or missing.",),
-            )
-        )
+        why = "No epoch has ended: metrics.jsonl is empty or missing."
+        return _empty(run, "training", "How training went", why)
     figures = [
         _curve(run, "loss", "Loss", "loss", ("train_loss", "test_loss")),
         _curve(

@@ -37,7 +37,8 @@ def timeline_section(run: RunData) -> Section:
         if session.start.role == "server"
     ]
     series, lanes = _timeline_series(chosen, origin)
-    doubt = max(_uncertainty(session) for session in run.sessions)
+    doubts = [past.start.uncertainty for past in run.sessions]
+    doubt = max(doubts + [each.uncertainty for past in run.sessions for each in past.clocks])
     clock = (
         f" Clocks of the hosts were brought together to within {doubt * 1000:.2g} ms."
         if doubt
@@ -67,10 +68,6 @@ def _between(session: RankSession, origin: float, end: float) -> list[Span]:
             shift = span.start - session.common(span.start)
             found.append(replace(span, start=start + shift, seconds=seconds))
     return found
-
-
-def _uncertainty(session: RankSession) -> float:
-    return max([session.start.uncertainty, *(clock.uncertainty for clock in session.clocks)])
 
 
 def typical_update(sessions: Sequence[RankSession]) -> int | None:

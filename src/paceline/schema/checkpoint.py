@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.errors import ConfigError, RunDirectoryError, shortened
+from paceline.run import point
 from paceline.schema.codec import decode, encode
 from paceline.schema.config import Config, Train
 from paceline.schema.plain import read_json_file
@@ -151,10 +152,7 @@ def newest_good(folder: Path, say: Callable[[str], None]) -> tuple[Path, TrainSt
             other.rename(aside)
             say(f"warning: {text}; it is {aside.name} now")
         if damaged:
-            link = folder / ".latest-good"
-            link.unlink(missing_ok=True)
-            link.symlink_to(path.name)
-            link.replace(folder / "latest")
+            point(folder / "latest", path.name)
         if state.format == 1:
             say(f"warning: {path} was written without checksums: whether it is whole is not known")
         return path, state

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import tomli_w
 from paceline.errors import RunDirectoryError
 from paceline.schema.codec import decode, encode, rule
 from paceline.schema.plain import read_toml
+from paceline.text import how_it_ended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,15 +80,5 @@ class RankExit:
 
     @property
     def how(self) -> str:
-        """In words.
-
-        >>> RankExit(rank=0, code=-9).how
-        'was killed by SIGKILL (often: out of memory)'
-        """
-        if self.code >= 0:
-            return f"exited with code {self.code}"
-        try:
-            name = signal.Signals(-self.code).name
-        except ValueError:
-            name = f"signal {-self.code}"
-        return f"was killed by {name}{' (often: out of memory)' if self.code == -9 else ''}"
+        """In words."""
+        return how_it_ended(self.code)

@@ -78,7 +78,9 @@ class Batcher:
         self.batches: dict[int, int] = {}
         """How many batches of each size were computed."""
         self._pieces: deque[RequestPart] = deque()
-        self._queued = self._running = self._computed = 0
+        self.queued = 0
+        """Samples that wait."""
+        self._running = self._computed = 0
         self._run = buffered(servable.run, servable.setup.batch)
         self._alone = None
         self._lone = LoneChoice()
@@ -94,11 +96,6 @@ class Batcher:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    @property
-    def queued(self) -> int:
-        """Samples that wait."""
-        return self._queued
-
     async def submit(self, inputs: np.ndarray, deadline: float) -> np.ndarray:
         """The outputs of one request, computed with others.
 
@@ -106,7 +103,7 @@ class Batcher:
         """
         if not self.has_room(len(inputs)):
             rate = self.servable.setup.samples_per_second
-            raise QueueFullError(self._queued / max(rate, 1.0))
+            raise QueueFullError(self.queued / max(rate, 1.0))
         size = self.servable.setup.batch
         answers: list[asyncio.Future[np.ndarray]] = []
         parts = []
@@ -126,7 +123,7 @@ class Batcher:
 
     def has_room(self, count: int) -> bool:
         """Whether so many more samples may wait."""
-        return self._queued + count <= self.queue_limit
+        return self.queued + count <= self.queue_limit
 
     def add(
         self, inputs: np.ndarray, deadline: float, tell: Callable[[Outcome], None]
@@ -135,7 +132,7 @@ class Batcher:
         part = RequestPart(inputs, deadline, self._loop.time(), tell)
         self._pieces.append(part)
         self._live.add(part)
-        self._queued += len(inputs)
+        self.queued += len(inputs)
         self._idle.clear()
         if not self._called:  # after all that has arrived in this turn of the loop
             self._called = True
@@ -174,7 +171,7 @@ class Batcher:
         setup = self.servable.setup
         while self._pieces and self._running < setup.workers:
             share = self._share()
-            if self._running and self._queued < share:
+            if self._running and self.queued < share:
                 seconds = max(self.wait, WAIT_PART * self._expected(share))
                 due = self._pieces[0].arrived + seconds
                 if due > self._loop.time():
@@ -184,7 +181,8 @@ class Batcher:
             batch = self._take(share)
             if batch:
                 self._compute(batch)
-        self._note_idle()
+        if not self._pieces and not self._running:
+            self._idle.set()
 
     def _share(self) -> int:
         """Samples of each worker, if what is here and coming is divided evenly.
@@ -192,7 +190,7 @@ class Batcher:
         Where that would be computed before a part of a batch has waited, it is not worth dividing.
         """
         setup = self.servable.setup
-        there = max(self._queued + self._computed, self.requests)
+        there = max(self.queued + self._computed, self.requests)
         # A piece is not divided again.
         even = max(len(self._pieces[0].inputs), math.ceil(there / setup.workers))
         worth = even < setup.batch and self._expected(even) > self.wait
@@ -212,7 +210,7 @@ class Batcher:
         now, batch, count = self._loop.time(), [], 0
         while self._pieces and count + len(self._pieces[0].inputs) <= most:
             piece = self._pieces.popleft()
-            self._queued -= len(piece.inputs)
+            self.queued -= len(piece.inputs)
             if piece.is_settled:
                 continue
             if piece.deadline <= now:
@@ -227,7 +225,7 @@ class Batcher:
         self.batches[count] = self.batches.get(count, 0) + 1
         self._running += 1
         self._computed += count
-        if not (self._running > 1 or self._queued) and self.requests < 2:
+        if not (self._running > 1 or self.queued) and self.requests < 2:
             if self.servable.setup.is_instant:
                 self._loop.call_soon(self._finish, batch, _computed(run, batch))
                 return
@@ -258,10 +256,6 @@ class Batcher:
             given = outcome if isinstance(outcome, BaseException) else outcome[start:end]
             self._settle(piece, given)
             start = end
-
-    def _note_idle(self) -> None:
-        if not self._pieces and not self._running:
-            self._idle.set()
 
     async def drain(self) -> None:
         """Until nothing waits and nothing is computed."""

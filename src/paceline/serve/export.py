@@ -201,17 +201,14 @@ def _write_safetensors(trained: Trained, file: Path) -> Run:
             "the model keeps more than tensors (get_extra_state), which other readers of"
             " .safetensors do not know: use --format onnx"
         )
-    state = {name: one.detach().cpu().contiguous().clone() for name, one in _tensors(trained)}
+    tensors = trained.model.state_dict()
+    state = {name: one.detach().cpu().contiguous().clone() for name, one in tensors.items()}
     with _as_disk_errors():
         save_file(state, file)
     network = network_of(trained)
     if network is not None:
         return build_network(network, trained.signature, file)
     return trained.outputs  # code of its own: the weights are all there is
-
-
-def _tensors(trained: Trained) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from trained.model.state_dict().items()
 
 
 _WRITERS: dict[str, Callable[[Trained, Path], Run]] = {

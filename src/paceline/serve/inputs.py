@@ -11,15 +11,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from paceline.data.images import (
-    DECODE_ERRORS,
-    SUFFIXES,
-    ImageDamagedError,
-    Normaliser,
-    decode_image,
-)
+from paceline.data.arrays import Normaliser
+from paceline.data.images import DECODE_ERRORS, SUFFIXES, ImageDamagedError, decode_image
 from paceline.errors import DataError, shortened
 from paceline.schema.signature import Pictures, Signature
+from paceline.text import is_number
 
 TABLES = (".csv", ".tsv")
 
@@ -230,7 +226,7 @@ def _read_csv(path: Path) -> np.ndarray:
         try:
             rows.append([float(word) for word in words])
         except ValueError as error:
-            if line == 1 and not any(map(_is_number, words)):
+            if line == 1 and not any(map(is_number, words)):
                 continue
             raise DataError(
                 f"{path}, line {line}: {shortened(str(error))}; give one number per column, with"
@@ -243,11 +239,3 @@ def _read_csv(path: Path) -> np.ndarray:
     if not rows:
         raise DataError(f"{path} holds no numbers: give one sample per line")
     return np.array(rows, dtype=np.float64)
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True

@@ -33,20 +33,15 @@ class Publisher:
 
     def look(self) -> None:
         """Publish the best weights if they are new; one sentence where that fails."""
-        try:
-            newest = (self.run / "checkpoints" / "best").readlink().name
-        except OSError:
-            return
-        if newest == self.done:
+        newest = self._best()
+        if newest is None or newest == self.done:
             return
         from paceline.serve.export import export
         from paceline.serve.trained import open_trained
 
         try:
             folder, version = export(open_trained(self.run, weights="best"), self.kind, self.to)
-        except (
-            Exception
-        ) as error:  # whatever it is, the training goes on and the next best is tried
+        except Exception as error:  # the training goes on, and the next best is tried
             if self._best() != newest:
                 return  # a better one has taken its place meanwhile
             self.done = newest

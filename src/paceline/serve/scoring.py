@@ -16,7 +16,7 @@ from paceline.serve.trained import BATCH, Weights, open_trained
 from paceline.training.carried import CARRIED
 from paceline.training.given import Given, refuse_without_objects
 from paceline.training.parts import make_parts
-from paceline.training.totals import means_of
+from paceline.training.team import means_of
 
 
 def score(path: Path, given: Given | None, *, data: Any, weights: Weights) -> dict[str, float]:

@@ -6,7 +6,6 @@ that a server never sees half of one, and a full disk costs the new version and 
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paceline.errors import ConfigError, ModelError, PacelineError, StorageError, shown
+from paceline.run import flush
 from paceline.schema.checkpoint import sum_of
 from paceline.schema.codec import read_json, write_json
 from paceline.schema.version import FILES, FORMAT, Serving, Version
@@ -83,8 +83,8 @@ def write_next(folder: Path, fill: Callable[[Path], None]) -> Path:
         partial.chmod(0o755)
         for path in partial.iterdir():
             path.chmod(0o644)  # a server may be another user
-            _flush(path)
-        _flush(partial)
+            flush(path)
+        flush(partial)
         return _renamed(folder, partial)
     except OSError as error:
         raise _cannot_write(folder, error) from None
@@ -101,7 +101,7 @@ def _renamed(folder: Path, partial: Path) -> Path:
             if not final.exists():
                 raise
             continue  # another export took the number
-        _flush(folder)
+        flush(folder)
         return final
 
 
@@ -110,14 +110,6 @@ def _cannot_write(folder: Path, error: OSError) -> StorageError:
         f"no new version could be written to {folder} ({error.strerror or error}); those that are"
         " there are as they were: free some room, or make it writable"
     )
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_serving(folder: Path) -> Serving:

@@ -242,16 +242,21 @@ def first_worker(plan: Plan, node: int) -> int:
     return sum(earlier.workers for earlier in plan.nodes[:node])
 
 
+def global_sampler(task: Task, parts: Parts) -> GlobalSampler:
+    """Which samples every batch of the training has."""
+    return GlobalSampler(
+        samples=len(parts.dataset.train),
+        batch_size=task.plan.batch_size,
+        seed=task.config.seed,
+        shuffle=task.config.data.shuffle and not parts.dataset.train.ordered,
+    )
+
+
 def make_feed(task: Task, parts: Parts, strategy: LocalStrategy) -> Feed:
     """This rank's way through the training data: its node's share, divided among its workers."""
     return Feed(
         source=parts.dataset.train,
-        sampler=GlobalSampler(
-            samples=len(parts.dataset.train),
-            batch_size=task.plan.batch_size,
-            seed=task.config.seed,
-            shuffle=task.config.data.shuffle and not parts.dataset.train.ordered,
-        ),
+        sampler=global_sampler(task, parts),
         shares=worker_shares(task.plan, [node.share for node in task.plan.nodes]),
         worker=first_worker(task.plan, task.context.node) + strategy.worker,
         least=strategy.least,

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from paceline.errors import RunDirectoryError, StorageError, UnsupportedError, s
 from paceline.local.base import OptimizerState
 from paceline.local.packing import NESTED, CannotPackError, pack, unpack
 from paceline.models.extra_state import load_model, separate
+from paceline.run import flush, point
 from paceline.schema.checkpoint import (
     Position,
     TrainState,
@@ -79,10 +79,10 @@ class Checkpoints:
             self._write(partial, state, model, optimizer)
             shutil.rmtree(final, ignore_errors=True)
             partial.rename(final)
-            _flush(self.folder)
-            _point(self.folder / "latest", final.name)
+            flush(self.folder)
+            point(self.folder / "latest", final.name)
             if best:
-                _point(self.folder / "best", final.name)
+                point(self.folder / "best", final.name)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             newest = self.newest()
@@ -133,8 +133,8 @@ class Checkpoints:
         text = json.dumps(data | {"digest": digest_of(data)}, indent=2) + "\n"
         (folder / "state.json").write_text(text)
         for file in folder.iterdir():
-            _flush(file)
-        _flush(folder)
+            flush(file)
+        flush(folder)
 
     def _prune(self) -> None:
         self._sweep()
@@ -212,18 +212,3 @@ def _saveable(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         seen.add(plain.untyped_storage().data_ptr())
         result[name] = plain
     return result
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _point(link: Path, target: str) -> None:
-    partial = link.with_name(f".{link.name}-{os.getpid()}")
-    partial.unlink(missing_ok=True)
-    partial.symlink_to(target)
-    partial.replace(link)

@@ -18,11 +18,13 @@ from paceline.local.base import OptimizerState
 from paceline.local.state import unsaved_sentence
 from paceline.local.steps import Sums
 from paceline.models.extra_state import check_extra_state, has_extra_state
-from paceline.observe.metrics import Tally, saved_sums
+from paceline.observe.metrics import MetricsFile, Tally, saved_sums
 from paceline.observe.recorder import Recorder
+from paceline.observe.tensorboard import TensorBoardFile
 from paceline.schema.checkpoint import check_continued, fixed_settings, planned_updates
 from paceline.schema.codec import encode
 from paceline.schema.requests import CHECKPOINT
+from paceline.signals import StopSignals
 from paceline.training.assemble import (
     Task,
     beginning_of,
@@ -33,15 +35,13 @@ from paceline.training.assemble import (
 )
 from paceline.training.carried import Carried
 from paceline.training.checkpoint import Checkpoints, Position, TrainState, check_model
-from paceline.training.epoch_log import EpochLog
 from paceline.training.evaluate import existing, has_classes
 from paceline.training.goal import Goal, LossWatch
 from paceline.training.handover import Handover
 from paceline.training.parts import Parts
 from paceline.training.schedules import OwnSchedule
 from paceline.training.serving import make_team
-from paceline.training.signals import StopSignals
-from paceline.training.totals import added_up, agreed_names
+from paceline.training.team import added_up, agreed_names
 
 LOOK_SECONDS = 0.5
 """How often the first rank looks whether a checkpoint was asked for."""
@@ -49,6 +49,50 @@ MOST_SAVING = 0.05
 """Of the time, for checkpoints that only the clock asks for."""
 BEGAN = time.time()
 """When this process did, for a run that has no checkpoint yet."""
+
+
+class EpochLog:
+    """Where the line of every epoch goes: the view, metrics.jsonl and TensorBoard's files.
+
+    The first rank shows and writes; the others only remember.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._writes = task.context.is_first
+        self._metrics = MetricsFile(task.run.metrics)
+        self._tensorboard: TensorBoardFile | None = None
+        if task.config.observe.tensorboard and self._writes:
+            self._tensorboard = TensorBoardFile(task.run.path / "tensorboard", say=task.view.say)
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """Of every epoch so far."""
+        return self._metrics.lines
+
+    def restore(self, epochs: int) -> None:
+        """Keep what a resumed run had written about its first `epochs` epochs."""
+        self._metrics.restore(epochs)
+        lost = set(range(1, epochs + 1)) - {line["epoch"] for line in self.lines}
+        if lost:
+            self._task.view.say(
+                f"warning: {self._task.run.metrics} has lost its lines on"
+                f" {len(lost)} of {epochs} epochs: what they said is missing from the summary"
+            )
+
+    def add(self, line: dict[str, Any]) -> None:
+        """One more; what a full disk refuses is said and written with the next one."""
+        if not self._writes:
+            self.lines.append(line)
+            return
+        task = self._task
+        task.view.end_epoch(line, task.config.train.epochs)
+        if self._tensorboard is not None:
+            self._tensorboard.add_epoch(line)
+        try:
+            self._metrics.append(line)
+        except OSError as error:
+            task.view.say(f"warning: {task.run.metrics} cannot be written: {error.strerror}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,7 @@ from paceline.local.base import (
     placed,
 )
 from paceline.training.carried import Carried
-from paceline.training.team import Team
-from paceline.training.totals import added_up, agreed_names, means_of
+from paceline.training.team import Team, added_up, agreed_names, means_of
 
 LOSS, HITS = ":loss", ":hits"
 """Under which sums are added up that every step has; the user's names have no colon first."""

@@ -8,6 +8,7 @@ nodes over the network of the leg that begins.
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 from dataclasses import dataclass
@@ -134,8 +135,6 @@ def _read(descriptor: int, places: list[list[Any]]) -> dict[str, dict[str, torch
 
 
 def _view(memory: mmap.mmap, kind: str, shape: list[int], start: int) -> torch.Tensor:
-    count = 1
-    for size in shape:
-        count *= size
+    count = math.prod(shape)
     flat = torch.frombuffer(memory, dtype=getattr(torch, kind), count=count, offset=start)
     return flat.view(shape)

@@ -45,16 +45,12 @@ def lean(kind: type[Kind]) -> type[Kind]:
 
 
 def _can_be_fused(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> bool:
-    trained = [p for p in parameters if p.grad is not None]
-    if not all(p.dtype in FUSED_TYPES and _is_dense(p.grad) for p in trained):
+    trained: list[Any] = [p for p in parameters if p.grad is not None]
+    if any(p.dtype not in FUSED_TYPES or p.grad.layout is not torch.strided for p in trained):
         return False
     # The fused SGD takes a first momentum for all parameters at once or for none.
     with_state = sum(p in optimizer.state for p in trained)
     return "momentum" not in optimizer.defaults or with_state in (0, len(trained))
-
-
-def _is_dense(gradient: torch.Tensor | None) -> bool:
-    return gradient is None or gradient.layout is torch.strided
 
 
 def _explained(error: RuntimeError, kind: type[torch.optim.Optimizer]) -> Exception:

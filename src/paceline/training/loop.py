@@ -33,7 +33,7 @@ from paceline.training.optimizers import batch_factor, schedule_factor
 from paceline.training.parts import make_parts
 from paceline.training.proof import prove
 from paceline.training.shares import describe_shares, fairer_shares, rebalanced, worker_shares
-from paceline.training.totals import means_of
+from paceline.training.team import means_of
 from paceline.training.watching import observed
 
 UNIT = "images"

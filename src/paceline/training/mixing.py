@@ -45,6 +45,8 @@ def wait_for_others(look: Callable[[], tuple[int, int]], deadline: float, what: 
 class MixedTeam(Team):
     """Nodes that wait for nobody; the first knows what the others have told it."""
 
+    is_steady = adds_up = False
+
     def __init__(self, task: Task, neighbours: Neighbours) -> None:
         super().__init__(task.context, task.board, neighbours)
         self.neighbours, self.run = neighbours, task.run
@@ -67,14 +69,6 @@ class MixedTeam(Team):
 
     def should_stop(self, updates_done: int) -> bool:
         return self._requested or self.neighbours.stops
-
-    @property
-    def is_steady(self) -> bool:
-        return False
-
-    @property
-    def adds_up(self) -> bool:
-        return False
 
     @property
     def evaluates(self) -> bool:

@@ -88,7 +88,7 @@ class Outside:
             self._look(value, name)
 
     def _look_into_function(self, function: FunctionType, name: str) -> None:
-        if _is_installed(function.__code__.co_filename):
+        if is_installed(function.__code__.co_filename):
             return
         names = set(_names(function.__code__))
         held = names & function.__globals__.keys()
@@ -97,7 +97,7 @@ class Outside:
             value = function.__globals__[each]
             if not isinstance(value, ModuleType):
                 self._look(value, each)
-            elif not _is_installed(getattr(value, "__file__", None) or ""):
+            elif not is_installed(getattr(value, "__file__", None) or ""):
                 self._keep_places(vars(value), names & vars(value).keys())
                 for inner in names & vars(value).keys():
                     self._look(vars(value)[inner], f"{each}.{inner}")
@@ -306,7 +306,7 @@ def _kept(value: Any, name: str) -> _Kept | None:
     if isinstance(value, type | ModuleType) or not hasattr(value, "__dict__"):
         return None
     module = sys.modules.get(type(value).__module__)
-    if module is None or _is_installed(getattr(module, "__file__", None) or ""):
+    if module is None or is_installed(getattr(module, "__file__", None) or ""):
         return None  # a logger, a progress bar, a writer of event files
     return _Attributes(value, name)
 
@@ -344,5 +344,6 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _is_installed(file: str) -> bool:
+def is_installed(file: str) -> bool:
+    """Whether a module's file is Python's own, or of a package that was installed."""
     return file.startswith(_INSTALLED) or file.startswith("<frozen")

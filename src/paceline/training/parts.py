@@ -98,6 +98,9 @@ def make_parts(config: Config, given: Given | None = None) -> Parts:
         dataset = data.open_dataset(request)
     first: Source = dataset.train
     build = optimizer_factory(config.optimizer, custom)
+    scheduler: Scheduler | None = given.scheduler
+    if scheduler is None and config.optimizer.scheduler:
+        scheduler = resolve_factory(config.optimizer.scheduler, "optimizer.scheduler")
 
     def run_once(model: nn.Module) -> None:
         one = first.samples(np.array([0]), epoch=0, augment=False)
@@ -114,7 +117,7 @@ def make_parts(config: Config, given: Given | None = None) -> Parts:
         build_optimizer=build,
         elementwise=is_elementwise(config.optimizer) if custom is None else acts_on_pieces(build),
         own_optimizer=custom is not None,
-        scheduler=given.scheduler or _named_scheduler(config.optimizer.scheduler),
+        scheduler=scheduler,
     )
 
 
@@ -125,10 +128,6 @@ def own_optimizer(config: Config, given: Given | None) -> Callable[..., Any] | N
     if ":" not in config.optimizer.name:
         return None
     return resolve_factory(config.optimizer.name, "optimizer.name")
-
-
-def _named_scheduler(name: str) -> Scheduler | None:
-    return resolve_factory(name, "optimizer.scheduler") if name else None
 
 
 def make_step(config: Config, given: Given) -> Step:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from paceline.text import rate, terminal
+from paceline.text import clock, rate, terminal
 
 LINE_SECONDS = 10.0
 """Plain output says something at least this often in a long epoch."""
@@ -70,9 +70,10 @@ class _Speed:
     def text(self) -> str:
         seconds = max(1e-9, time.monotonic() - self.start)
         loss = "" if self.loss is None else f"  loss {self.loss:.4f}"
-        left = (self.updates_left - self.updates) * seconds / max(1, self.updates)
+        seconds_left = (self.updates_left - self.updates) * seconds / max(1, self.updates)
+        left = clock(max(0.0, seconds_left))
         slow = f"  slowest {self.slowest}" if self.slowest else ""
-        return f"{rate(self.images / seconds)} {self.unit}/s{loss}  {_duration(left)} left{slow}"
+        return f"{rate(self.images / seconds)} {self.unit}/s{loss}  {left} left{slow}"
 
 
 class PlainView:
@@ -148,13 +149,6 @@ class LiveView:
 
     def close(self) -> None:
         self._progress.stop()
-
-
-def _duration(seconds: float) -> str:
-    """Hours, minutes and seconds, as a clock shows them."""
-    minutes, rest = divmod(max(0, round(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def make_view(*, silent: bool = False, unit: str = "images") -> View:

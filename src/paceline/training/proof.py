@@ -325,7 +325,7 @@ def _kept_outside(task: Task, plainly: Plainly, rate: float, outside: Outside) -
         return ""
     again = Outside(outside.functions)  # with what the first calls have built
     try:
-        plainly.again(drawn_samples(task, plainly.parts, [2]), rate)
+        plainly.run(drawn_samples(task, plainly.parts, [2]), rate, anew=False)
         name = again.changed(growing=False)
     finally:
         again.restore()

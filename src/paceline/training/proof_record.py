@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import hashlib
 import sys
-import sysconfig
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from paceline.references import is_reference, resolve
 from paceline.schema import Config, encode, write_json
 from paceline.schema.proof import FORMAT, Proof
 from paceline.training.assemble import Task
+from paceline.training.outside import is_installed
 from paceline.training.parts import Parts
 
 FILE = "proof.json"
@@ -62,14 +62,12 @@ def sources(config: Config) -> dict[str, str]:
     for what, text in (*config.workload.code.items(), ("optimizer.name", config.optimizer.name)):
         if is_reference(text):
             named.add(getattr(resolve(text, what), "__module__", ""))
-    paths = sysconfig.get_paths()
-    installed = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     found = {}
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if not file or not str(file).endswith(".py"):
             continue
-        if name in named or not any(str(file).startswith(place) for place in installed):
+        if name in named or not is_installed(str(file)):
             with contextlib.suppress(OSError):
                 found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
     return found

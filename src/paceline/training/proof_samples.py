@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.data.sampler import GlobalSampler, apportion
+from paceline.data.sampler import apportion
 from paceline.local.cutting import micro_batch_count
 from paceline.schema import Plan
-from paceline.training.assemble import Task
+from paceline.training.assemble import Task, global_sampler
 from paceline.training.parts import Parts
 from paceline.training.reference import Drawn
 from paceline.training.shares import worker_shares
@@ -91,12 +91,3 @@ def following_samples(task: Task, parts: Parts, size: int) -> list[Drawn]:
     if len(second) < size:
         second = first[::-1]
     return [Drawn(parts.dataset.train, numbers[:size]) for numbers in (first, second)]
-
-
-def global_sampler(task: Task, parts: Parts) -> GlobalSampler:
-    return GlobalSampler(
-        samples=len(parts.dataset.train),
-        batch_size=task.plan.batch_size,
-        seed=task.config.seed,
-        shuffle=task.config.data.shuffle and not parts.dataset.train.ordered,
-    )

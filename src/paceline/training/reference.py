@@ -145,26 +145,17 @@ class Plainly:
         divide: Divide | None = None,
         nudge: int | None = None,
         settled: bool = True,
+        anew: bool = True,
     ) -> ReferenceResult:
         """Updates at this rate.
 
         `divide`: gradients of the parts of each batch are added up by their weights.
         `nudge`: the last digits of all weights are changed first, by this seed.
         `settled`: BatchNorm uses the statistics that it has, not those of a batch.
+        `anew`: what is outside of the model does not stay as the training before left it.
         """
-        self.outside.restore()
-        return self.again(batches, rate, divide=divide, nudge=nudge, settled=settled)
-
-    def again(
-        self,
-        batches: Sequence[Drawn],
-        rate: float,
-        *,
-        divide: Divide | None = None,
-        nudge: int | None = None,
-        settled: bool = True,
-    ) -> ReferenceResult:
-        """Like `run`, but what is outside of the model stays as the training before left it."""
+        if anew:
+            self.outside.restore()
         model = self._model(settled=settled)
         if nudge is not None:
             _nudge(model, nudge)

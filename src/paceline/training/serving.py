@@ -20,13 +20,13 @@ from paceline.exchange.servers.server import ServerPlace, ShardServer
 from paceline.exchange.servers.service_time import Duty
 from paceline.exchange.servers.shard import Shard
 from paceline.exchange.servers.staleness import Staleness
-from paceline.local.shared import model_digest
+from paceline.local.shared import divided, model_digest
 from paceline.schema import Config, Plan, write_json
+from paceline.signals import StopSignals
 from paceline.training.assemble import Task
 from paceline.training.mixing import MixedTeam, wait_for_others
 from paceline.training.optimizers import is_elementwise
 from paceline.training.parts import make_parts
-from paceline.training.signals import StopSignals
 from paceline.training.team import Team
 from paceline.training.watching import recording
 
@@ -142,6 +142,8 @@ class ServedTeam(Team):
     waits for anybody; the first worker evaluates and writes, from what servers tell it.
     """
 
+    is_steady = adds_up = False
+
     def __init__(self, task: Task, served: Served) -> None:
         super().__init__(task.context, task.board, served)
         self.served, self.run = served, task.run
@@ -172,10 +174,8 @@ class ServedTeam(Team):
             return
         flat = torch.cat([buffer.double().reshape(-1) for buffer in buffers])
         flat = torch.tensor(self.sum((flat if self.is_first else flat * 0).tolist(), "buffers"))
-        at = 0
-        for buffer in buffers:
-            buffer.copy_(flat[at : at + buffer.numel()].reshape(buffer.shape))
-            at += buffer.numel()
+        for buffer, part in divided(flat, buffers):
+            buffer.copy_(part.reshape(buffer.shape))
 
     def should_stop(self, updates_done: int) -> bool:
         self.served.wishes_stop = self._requested
@@ -185,14 +185,6 @@ class ServedTeam(Team):
 
     def request_stop(self) -> None:
         self._requested = True
-
-    @property
-    def is_steady(self) -> bool:
-        return False
-
-    @property
-    def adds_up(self) -> bool:
-        return False
 
     @property
     def evaluates(self) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paceline.exchange.agreement import broadcast_tensors, broadcast_text
 from paceline.local.board import Board
+from paceline.local.steps import Step, Sums
 from paceline.schema import RankContext
+from paceline.schema.plain import parse_json
 
 if TYPE_CHECKING:
     from torch import nn
@@ -184,15 +187,10 @@ class Team:
 
     # --- where nodes go at their own pace (parameter servers); the others need none of it ---
 
-    @property
-    def is_steady(self) -> bool:
-        """Everyone stays to the end, so that shares can follow measured speeds."""
-        return True
-
-    @property
-    def adds_up(self) -> bool:
-        """`sum` gives the sum over all ranks of anything, at any time."""
-        return True
+    is_steady = True
+    """Everyone stays to the end, so that shares can follow measured speeds."""
+    adds_up = True
+    """`sum` gives the sum over all ranks of anything, at any time."""
 
     @property
     def evaluates(self) -> bool:
@@ -227,3 +225,37 @@ class Team:
         if self._flag is not None:
             self._flag[1].wait()
             self._flag = None
+
+
+AT_ONCE = 30
+"""Numbers that ranks of a node add up at once: the board has room for 32."""
+
+
+def agreed_names(team: Team, step: Step, sums: Sums, more: Iterable[str] = ()) -> list[str]:
+    """The names of what is reported besides loss and accuracy; all ranks call it.
+
+    Where a step of the user's own tells none, those that the first rank has. `more`: those that
+    every step may have.
+    """
+    names = list(step.names or ())
+    if step.names is None and team.adds_up:
+        names = list(parse_json(team.from_first(json.dumps(sorted(sums)), "the metrics' names")))
+    return list(dict.fromkeys([*names, *more]))
+
+
+def added_up(team: Team, names: Sequence[str], sums: Sums, what: str) -> Sums:
+    """The sums under these names over all ranks; all ranks call it."""
+    values = [value for name in names for value in sums.get(name, (0.0, 0.0))]
+    found: list[float] = []
+    for start in range(0, len(values), AT_ONCE):
+        found += team.sum(values[start : start + AT_ONCE], what)
+    return dict(zip(names, zip(found[::2], found[1::2], strict=True), strict=True))
+
+
+def means_of(sums: Sums) -> dict[str, float | None]:
+    """By name; None where nothing was counted.
+
+    >>> means_of({"mae": (1.0, 4.0), "top5": (0.0, 0.0)})
+    {'mae': 0.25, 'top5': None}
+    """
+    return {name: total / count if count else None for name, (total, count) in sums.items()}

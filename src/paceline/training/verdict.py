@@ -13,10 +13,10 @@ from paceline.local.steps import Supervised
 from paceline.schema import Plan
 from paceline.schema.proof import Cause, Proof
 from paceline.schema.strategies import strategy_of
-from paceline.training.assemble import Task
+from paceline.training.assemble import Task, global_sampler
 from paceline.training.compare import TOLERANCE, Difference, WeightComparison, compare
 from paceline.training.parts import Parts
-from paceline.training.proof_samples import division, following_samples, global_sampler
+from paceline.training.proof_samples import division, following_samples
 from paceline.training.reference import Drawn, Plainly, ReferenceResult, loss_apart
 
 LOSS_BATCHES = 8

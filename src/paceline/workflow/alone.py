@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,104 +22,85 @@ from paceline.workflow.runners import Began, Here, Home
 if TYPE_CHECKING:
     from torch import nn
 
-    from paceline.training.given import Given
     from paceline.training.loop import Outcome
     from paceline.training.progress import View
+    from paceline.workflow.training import TrainingStart
 
 
-@dataclass(frozen=True, kw_only=True)
-class Alone:
-    """What is asked for."""
-
-    config: Config
-    run: RunDirectory
-    given: Given | None = None
-    goes_on: Plan | None = None
-    """The plan that a training to be continued was left with."""
-    script: Sequence[Leg] = ()
-    """The legs of a training that is repeated."""
-    silent: bool = False
-    verbose: bool = False
-    again: bool = False
-    """Forget what past trainings have taught."""
-    began: float
-    """When it was asked for (perf_counter)."""
-
-
-def train_alone(asked: Alone) -> Outcome:
+def train_alone(start: TrainingStart) -> Outcome:
     """Train on this machine, from the first update to the last."""
     from paceline.local.memory import keep_freed_memory
     from paceline.training.progress import make_view
 
     keep_freed_memory()  # before the view starts a thread
-    view = make_view(silent=asked.silent, unit=asked.config.workload.unit)
+    view = make_view(silent=start.silent, unit=start.config.workload.unit)
     try:
-        return _with_view(asked, view)
+        return _with_view(start, view)
     finally:
         view.close()
 
 
-def _with_view(asked: Alone, view: View) -> Outcome:
+def _with_view(start: TrainingStart, view: View) -> Outcome:
     from paceline.training.assemble import Task
     from paceline.training.device import use_deterministic
     from paceline.training.parts import make_parts
     from paceline.training.watching import observed
 
-    config = asked.config
+    config = start.config
     use_deterministic(config.train.deterministic)
     opening = time.perf_counter()
-    parts = make_parts(config, asked.given)
+    parts = make_parts(config, start.given)
     opened = time.perf_counter() - opening
     try:
-        with observed(Task(config=config, plan=_no_plan(config), run=asked.run, view=view)) as seen:
+        with observed(Task(config=config, plan=_no_plan(config), run=start.run, view=view)) as seen:
             home = Home(
                 config=config,
-                run=asked.run,
+                run=start.run,
                 parts=parts,
-                given=asked.given,
+                given=start.given,
                 view=view,
                 recorder=seen,
-                began=asked.began,
+                began=start.began,
                 open_seconds=opened,
             )
-            return _train(asked, home)
+            return _train(start, home)
     finally:
         parts.dataset.close()
 
 
-def _train(asked: Alone, home: Home) -> Outcome:
-    batch_size = asked.config.workload.global_batch(1)
-    place = lesson_place(asked.config, batch_size)
-    lesson = _read_lesson(place) if asked.given is None and not asked.again else Lesson()
-    every = _options(asked, home, lesson, divisible=True)
-    plans = {o.name: plan_of(asked.config, e, batch_size, "") for o, e in every}
-    plans |= {leg.name: leg.plan for leg in asked.script}
-    wanted = name_of(asked.goes_on) if asked.goes_on is not None else lesson.best
+def _train(start: TrainingStart, home: Home) -> Outcome:
+    batch_size = start.config.workload.global_batch(1)
+    place = lesson_place(start.config, batch_size)
+    lesson = _read_lesson(place) if start.given is None and not start.again else Lesson()
+    every = _options(start, home, lesson, divisible=True)
+    plans = {o.name: plan_of(start.config, e, batch_size, "") for o, e in every}
+    plans |= {leg.name: leg.plan for leg in start.script}
+    wanted = name_of(start.plan) if start.plan is not None else lesson.best
     building = time.perf_counter()
-    name, runner = _first_runner(asked, home, plans, [option for option, _ in every], wanted)
+    name, runner = _first_runner(start, home, plans, [option for option, _ in every], wanted)
     built = time.perf_counter() - building
     begun = runner.begin()
     home.recorder.ready()
     write_json(home.run.plan, plans[name])
-    if not can_divide(asked.config, runner.model):
-        every = _options(asked, home, lesson, divisible=False)
+    if not can_divide(start.config, runner.model):
+        every = _options(start, home, lesson, divisible=False)
     training = LegTraining(
         LegsRequest(
             home=dataclasses.replace(home, began=begun.started),
             options=[option for option, _ in every],
             plans=plans,
             begun=begun,
-            began=asked.began,
+            began=start.began,
             built_seconds=built,
             earlier=legs_before(home.run, begun),
             start=name if name == wanted else None,
-            script=asked.script,
-            verbose=asked.verbose,
+            script=start.script,
+            verbose=start.verbose,
         ),
         first=(name, runner),
     )
     outcome = training.run()
-    if asked.given is None and not asked.script:
+    if start.given is None and not start.script:
         _keep_lesson(place, training)
     return outcome
 
@@ -146,14 +126,18 @@ def legs_before(
 
 
 def _first_runner(
-    asked: Alone, home: Home, plans: Mapping[str, Plan], every: Sequence[Option], wanted: str
+    start: TrainingStart,
+    home: Home,
+    plans: Mapping[str, Plan],
+    every: Sequence[Option],
+    wanted: str,
 ) -> tuple[str, Here]:
     """The plan that is wanted, where this process alone can train it; else the simplest."""
     from paceline.training.checkpoint import Checkpoints
 
     here = [option.name for option in every if not option.ranks]
-    newest = Checkpoints(home.run.checkpoints, asked.config.train.keep).newest()
-    if wanted in here[1:] and not asked.script:
+    newest = Checkpoints(home.run.checkpoints, start.config.train.keep).newest()
+    if wanted in here[1:] and not start.script:
         try:
             return wanted, Here(home, plans[wanted], newest)
         except (ProofError, StrategyError, UnsupportedError) as error:
@@ -163,21 +147,21 @@ def _first_runner(
 
 
 def _options(
-    asked: Alone, home: Home, lesson: Lesson, *, divisible: bool
+    start: TrainingStart, home: Home, lesson: Lesson, *, divisible: bool
 ) -> list[tuple[Option, Candidate]]:
     from paceline.local.cores import usable_cores
     from paceline.local.tiles import has_bf16
 
     return options(
-        asked.config,
+        start.config,
         cores=usable_cores(),
-        batch_size=asked.config.workload.global_batch(1),
+        batch_size=start.config.workload.global_batch(1),
         elementwise=home.parts.elementwise,
         images=len(home.parts.dataset.sample_shape) == 3,
-        many=asked.config.train.device != "cuda",
+        many=start.config.train.device != "cuda",
         # To compile a model for every plan would take longer than most trainings.
-        divisible=divisible and not asked.config.numerics.compile,
-        rounds=asked.config.train.device == "cuda" or has_bf16(),
+        divisible=divisible and not start.config.numerics.compile,
+        rounds=start.config.train.device == "cuda" or has_bf16(),
         learned=lesson.factors,
     )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError, LostError, UserError, shown
 from paceline.launch.clusters.engine import ClusterEngine, SparkEngine, Survey
@@ -18,14 +19,9 @@ if TYPE_CHECKING:
     from paceline.workflow.training import TrainingStart
 
 
-class MakesSession(Protocol):
-    def __call__(
-        self,
-        start: TrainingStart,
-        found: Inspection | None,
-        absent: tuple[Host, ...] = (),
-        engine: Engine | None = None,
-    ) -> Session: ...
+MakesSession = Callable[
+    ["TrainingStart", Inspection | None, tuple[Host, ...], Engine | None], "Session"
+]
 
 
 def on_cluster(start: TrainingStart, make: MakesSession) -> Session:

@@ -51,6 +51,7 @@ def run_legs(
     plan.json of the run says what every node is. `watch` gets the board on which this node says
     what it is doing.
     """
+    from paceline.local.board import own_board
     from paceline.local.cores import pin
     from paceline.local.memory import keep_freed_memory
 
@@ -62,7 +63,7 @@ def run_legs(
     if mine.cores:
         pin(mine.cores)
     keep_freed_memory()  # before the threads that watch the board
-    board = _board(config)
+    board = own_board(config.train.deadline)
     if watch is not None:
         watch(board)
     board.start_heartbeat()
@@ -73,18 +74,6 @@ def run_legs(
         return _with_board(_Begun(config, run, context, order, everyone, board), silent=silent)
     finally:
         board.close()
-
-
-def _board(config: Config) -> Board:
-    import os
-
-    from paceline.local.board import Board, anonymous_memory
-
-    descriptor = anonymous_memory("board")
-    try:
-        return Board(descriptor, ranks=1, rank=0, deadline=config.train.deadline)
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(frozen=True)
@@ -239,31 +228,22 @@ def _with_loss(legs: list[Leg], broken: Broken, name: str, plan: Plan) -> list[L
 
 def _begin(runner: Together, home: Home) -> Began:
     """Begin the training, or go on from its newest checkpoint."""
-    from paceline.schema import decode
     from paceline.training.checkpoint import Checkpoints
     from paceline.training.handover import Handover
 
     trainer = runner.trainer
     newest = Checkpoints(home.run.checkpoints, home.config.train.keep).newest()
-    plan = None
     if newest is None:
         runner.begin()
-    else:
-        state, model, optimizer = trainer.checkpoints.load(newest)
-        check_continued(newest, state, home.config, sampler=trainer.feed.sampler)
-        trainer.started -= state.seconds
-        update = state.position.update
-        runner.take_over(Handover(state=state, model=model, optimizer=optimizer, saved_at=update))
-        trainer.say_unsaved(optimizer)
-        trainer.view.say(trainer.welcome_back())
-        plan = decode(Plan, state.plan) if state.plan else None
-    return Began(
-        update=trainer.position.update,
-        updates=trainer.updates,
-        finished=trainer.is_finished,
-        plan=plan,
-        started=trainer.started,
-    )
+        return Began.of(trainer, {})
+    state, model, optimizer = trainer.checkpoints.load(newest)
+    check_continued(newest, state, home.config, sampler=trainer.feed.sampler)
+    trainer.started -= state.seconds
+    update = state.position.update
+    runner.take_over(Handover(state=state, model=model, optimizer=optimizer, saved_at=update))
+    trainer.say_unsaved(optimizer)
+    trainer.view.say(trainer.welcome_back())
+    return Began.of(trainer, state.plan)
 
 
 def _lesson_place(begun: _Begun) -> Path:

@@ -87,8 +87,7 @@ class HostsTraining(LegTraining):
                 for option in self.known.options
                 if option.ranks and self._has_ranks_on(option.name, member)
             ]
-            out = {**self.known.out, **dict.fromkeys(with_it, reason)}
-            self.known = dataclasses.replace(self.known, out=out)
+            self._leave_out(with_it, reason)
             self._say_if_verbose(f"{', '.join(with_it)}: {reason}")
         return max(wanted.values(), default=0) if ready else 0
 
@@ -135,7 +134,7 @@ class HostsTraining(LegTraining):
         hosts = labels(self.crewed.everyone)
         leg = Leg(
             name=name,
-            plan=self._plan(name),
+            plan=self.plans[name],
             first=first,
             updates=position - first,
             role=decision.role,
@@ -184,8 +183,7 @@ class HostsTraining(LegTraining):
         hosts = labels(self.crewed.everyone)
         if self.known.legs:
             left = tuple(hosts[each] for each in fresh)
-            last = dataclasses.replace(self.known.legs[-1], left=left)
-            self.known = dataclasses.replace(self.known, legs=(*self.known.legs[:-1], last))
+            self._correct_last(left=left)
         text = f"{'; '.join(gone[each] for each in fresh)}; training did not need it just then"
         self._home.view.say(text)
         self._home.recorder.note("lost", text)
@@ -238,8 +236,7 @@ class HostsTraining(LegTraining):
         """One line, and in legs.jsonl, once it is known what a loss has cost."""
         assert self._lost_since is not None
         seconds, self._lost_since = time.perf_counter() - self._lost_since, None
-        last = dataclasses.replace(self.known.legs[-1], lost_seconds=seconds)
-        self.known = dataclasses.replace(self.known, legs=(*self.known.legs[:-1], last))
+        last = self._correct_last(lost_seconds=seconds)
         write_legs(self._home.run, [*self._asked.earlier, *self.known.legs])
         text = f"{last.ended}; training goes on with {decision.name} from update"
         text += f" {self.known.position}, {seconds:.1f} s later"
@@ -291,6 +288,12 @@ class HostsTraining(LegTraining):
     def _add(self, leg: Leg, **changes: Any) -> None:
         leg, self._came = dataclasses.replace(leg, came=tuple(self._came)), []
         super()._add(leg, **changes)
+
+    def _correct_last(self, **changes: Any) -> Leg:
+        """Say otherwise of the last leg what was found out since."""
+        last = dataclasses.replace(self.known.legs[-1], **changes)
+        self.known = dataclasses.replace(self.known, legs=(*self.known.legs[:-1], last))
+        return last
 
     def _scripted(self) -> Decision:
         position, script = self.known.position, self._asked.script
@@ -363,8 +366,7 @@ class HostsTraining(LegTraining):
         self._fairer = went.fairer if may_follow and not judged else ()
         self.crewed.learn(leg, went, learned(self.known), is_fair=not self._fairer)
         if self._fairer:
-            untimed = dataclasses.replace(leg, update_seconds=None, error=None)
-            self.known = dataclasses.replace(self.known, legs=(*self.known.legs[:-1], untimed))
+            self._correct_last(update_seconds=None, error=None)
 
     # --- what is said -----------------------------------------------------------
 

@@ -18,7 +18,7 @@ from paceline.errors import (
     StorageError,
     UnsupportedError,
 )
-from paceline.local.memory import MEMORY_PART, available_mb, memory_is_short, resident_mb
+from paceline.local.memory import memory_is_short, resident_mb, shortage
 from paceline.plan.pilot import (
     Decision,
     Knowledge,
@@ -74,7 +74,7 @@ class LegTraining:
 
     def __init__(self, asked: LegsRequest, first: tuple[str, Runner]) -> None:
         """`first`: the runner that the training begins with, and the name of its plan."""
-        from paceline.training.signals import StopSignals
+        from paceline.signals import StopSignals
 
         self._asked, self._home = asked, asked.home
         self.plans = dict(asked.plans)
@@ -170,16 +170,19 @@ class LegTraining:
 
     def _stay_alone(self, error: Exception) -> None:
         """Leave all plans out that need ranks."""
-        names = [option.name for option in self.known.options if option.ranks]
-        out = {**self.known.out, **dict.fromkeys(names, str(error))}
-        self.known = dataclasses.replace(self.known, out=out)
+        self._leave_out([option.name for option in self.known.options if option.ranks], str(error))
         self._home.view.say(f"training stays in one process: {error}")
+
+    def _leave_out(self, names: Sequence[str], reason: str) -> None:
+        """Plans that will not be tried any more, and why."""
+        out = {**self.known.out, **dict.fromkeys(names, reason)}
+        self.known = dataclasses.replace(self.known, out=out)
 
     def _free_memory(self, decision: Decision) -> None:
         """Give back what only a trial needed; ranks stand by for as long as there is room."""
         for name in [each for each in self._spare if each != decision.name]:
             self._spare.pop(name).close()
-        if not self._plan(decision.name).nodes[0].shares_memory and memory_is_short():
+        if not self.plans[decision.name].nodes[0].shares_memory and memory_is_short():
             self._end_ranks()
 
     def _start_ranks_if_they_fit(self) -> None:
@@ -195,20 +198,16 @@ class LegTraining:
 
     def _has_room(self, name: str) -> bool:
         """Whether a plan can be tried in this process, beside the one that is kept meanwhile."""
-        if self._plan(name).nodes[0].shares_memory or not isinstance(self._runner, Here):
+        if self.plans[name].nodes[0].shares_memory or not isinstance(self._runner, Here):
             return True  # looked at when the ranks were started
         return self._fits(sum(resident_mb()), [name])
 
     def _fits(self, needed: float, names: Sequence[str]) -> bool:
         """Whether so many more MB are free; plans that need more are out."""
-        free = MEMORY_PART * available_mb()
-        if needed <= free:
-            return True
-        reason = f"needs about {needed:,.0f} MB more, of {free:,.0f} free"
-        out = {**self.known.out, **dict.fromkeys(names, reason)}
-        self.known = dataclasses.replace(self.known, out=out)
-        self._say_if_verbose(f"{', '.join(names)}: {reason}")
-        return False
+        if reason := shortage(needed):
+            self._leave_out(names, reason)
+            self._say_if_verbose(f"{', '.join(names)}: {reason}")
+        return not reason
 
     @property
     def _most_ranks(self) -> int:
@@ -226,7 +225,7 @@ class LegTraining:
         made = (leg for leg in self._asked.script if leg.first + leg.updates > position)
         leg = next(made, last)
         end = leg.first + leg.updates if leg is not last else self.known.updates
-        if self._plan(leg.name).nodes[0].shares_memory:
+        if self.plans[leg.name].nodes[0].shares_memory:
             self._await_ranks()
         return Decision(
             name=leg.name, updates=end - position, role="keep", best=leg.name, reason="repeated"
@@ -237,9 +236,6 @@ class LegTraining:
             self._start_ranks()
         assert self._standby is not None
         wait_until_ready(self._standby)
-
-    def _plan(self, name: str) -> Plan:
-        return self.plans[name]
 
     def _start_ranks(self) -> None:
         from paceline.launch.standby import Standby
@@ -283,7 +279,7 @@ class LegTraining:
         runner.take_over(self._handover)
 
     def _make(self, name: str) -> Runner:
-        plan = self._plan(name)
+        plan = self.plans[name]
         if not plan.nodes[0].shares_memory:
             return Here(self._home, plan)
         assert self._standby is not None
@@ -319,7 +315,7 @@ class LegTraining:
         first = min(self.known.position, position)
         leg = Leg(
             name=decision.name,
-            plan=self._plan(decision.name),
+            plan=self.plans[decision.name],
             first=first,
             updates=position - first,
             role=decision.role,
@@ -337,7 +333,7 @@ class LegTraining:
         Where the parts of a batch do not add up, all that divide batches.
         """
         out = {name: reason}
-        divides = isinstance(error, ProofError) and self._plan(name).nodes[0].divides
+        divides = isinstance(error, ProofError) and self.plans[name].nodes[0].divides
         if divides and self._is_of_division():
             divided = (n for n, plan in self.plans.items() if plan.nodes[0].divides)
             out |= dict.fromkeys(divided, reason)
@@ -381,7 +377,7 @@ class LegTraining:
         is_new = setup if decision.role != "keep" else 0.0
         leg = Leg(
             name=decision.name,
-            plan=self._plan(decision.name),
+            plan=self.plans[decision.name],
             first=first,
             updates=went.update - first,
             role=decision.role,
@@ -416,7 +412,7 @@ class LegTraining:
         if kept and kept[-1].name == decision.name:
             return
         now = next((leg for leg in reversed(legs) if leg.name == decision.name), None)
-        plan = dataclasses.replace(self._plan(decision.name), reason=decision.reason)
+        plan = dataclasses.replace(self.plans[decision.name], reason=decision.reason)
         if now is not None and now.update_seconds:
             speed = plan.batch_size / now.update_seconds
             predicted = {"images_per_second": speed, "update_seconds": now.update_seconds}

@@ -1,4 +1,7 @@
-"""Measuring machines: this one, or hosts through their agents. A part of `api`, kept apart."""
+"""Measuring machines: this one, or hosts through their agents; and the plan that follows.
+
+A part of `api`, kept apart.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,11 @@ from typing import TYPE_CHECKING, NoReturn
 from paceline.config import dump_config
 from paceline.config.cache import keep, kept, key_of, place_of
 from paceline.errors import ConfigError, UnsupportedError
-from paceline.schema import Config, encode
+from paceline.plan.measured import choose
+from paceline.schema import Config, Plan, encode
 from paceline.schema.machines import AllReduceCurve, Link, Machines, MeasuredHost
+from paceline.schema.plan import ExplainedPlan
+from paceline.workflow.calibration import calibration
 
 if TYPE_CHECKING:
     from paceline.api import HostsRequest
@@ -201,3 +207,17 @@ def doubts(found: Machines) -> list[str]:
     if busy:
         lines.append(f"measure again with --again when {', '.join(busy)} has nothing else to do")
     return lines
+
+
+_PLANS_VERSION = 2
+
+
+def plan_machines(config: Config, machines: Machines) -> tuple[Plan, list[str]]:
+    """The plan for measured machines, with lines for people; kept, since it follows from them."""
+    factors = calibration()
+    place = place_of("plans", key_of([_PLANS_VERSION, encode(config), encode(machines), factors]))
+    if (known := kept(ExplainedPlan, place)) is not None:
+        return known.plan, list(known.lines)
+    plan, lines = choose(config, machines, factors)
+    keep(place, ExplainedPlan(plan=plan, lines=tuple(lines)))
+    return plan, lines

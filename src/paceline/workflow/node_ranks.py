@@ -17,7 +17,7 @@ from paceline.launch.leg_rank import PLACE
 from paceline.launch.standby import Standby
 from paceline.local.board import Arena, Board
 from paceline.local.cores import divide_cores, pin
-from paceline.local.memory import MEMORY_PART, available_mb, resident_mb
+from paceline.local.memory import resident_mb, shortage
 from paceline.run import RunDirectory
 from paceline.schema import NodePlan, Plan, RankContext, encode
 from paceline.training.handover import Handover
@@ -43,7 +43,8 @@ class NodeRanks:
         """Have so many ranks, this one among them: whether they are ready, or why they cannot."""
         try:
             if self.standby is None:
-                if why := _too_much(count, weights_mb):
+                needed = standby_mb(count - 1, own_mb=sum(resident_mb()), weights_mb=weights_mb)
+                if why := shortage(needed):
                     return {"ready": False, "why": why}
                 self.standby = Standby(self.run, count, leader=self.context)
             return {"ready": self.standby.is_ready, "why": ""}
@@ -156,10 +157,3 @@ class RankLeg:
                 self.standby.board = None
             except PacelineError:
                 self._ranks.end()
-
-
-def _too_much(count: int, weights_mb: float) -> str:
-    """Why so many ranks do not fit into memory beside this process; empty where they do."""
-    own, free = sum(resident_mb()), MEMORY_PART * available_mb()
-    needed = standby_mb(count - 1, own_mb=own, weights_mb=weights_mb)
-    return "" if needed <= free else f"needs about {needed:,.0f} MB more, of {free:,.0f} free"

@@ -28,6 +28,7 @@ from paceline.observe.recorder import Recorder
 from paceline.plan.pilot import typical
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, RankContext, decode
+from paceline.signals import StopSignals
 from paceline.training.assemble import Task
 from paceline.training.handover import Handover
 from paceline.training.loop import Outcome, Trainer
@@ -35,7 +36,6 @@ from paceline.training.parts import Parts
 from paceline.training.progress import SilentView, View, make_view
 from paceline.training.proof import prove
 from paceline.training.shares import fairer_shares
-from paceline.training.signals import StopSignals
 from paceline.training.watching import heard
 from paceline.workflow.connections import Connections, probe
 from paceline.workflow.node_ranks import NodeRanks, RankLeg, Result

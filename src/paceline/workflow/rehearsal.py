@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import signal
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.config import dump_config
 from paceline.errors import WorkerError
@@ -25,7 +22,8 @@ from paceline.local.memory import (
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan
 from paceline.schema.config import Until
-from paceline.workflow.runners import Here, Home, There, wait_until_ready
+from paceline.signals import handled, leave
+from paceline.workflow.runners import Here, Home, There, Went, wait_until_ready
 
 if TYPE_CHECKING:
     from paceline.launch.standby import Standby
@@ -34,15 +32,6 @@ if TYPE_CHECKING:
 
 ENDLESS = 10**9
 """Updates of a training that only its turns end."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RehearsalLeg:
-    """One leg of a rehearsal."""
-
-    times: tuple[float, ...]
-    """Seconds of its updates, the first one left out."""
-    memory_mb: float
 
 
 @contextlib.contextmanager
@@ -57,7 +46,7 @@ def rehearsing(config: Config) -> Iterator[Rehearsal]:
     keep_freed_memory()
     use_deterministic(config.train.deterministic)
     config = _without_an_end(config)
-    with _ended_in_order(), tempfile.TemporaryDirectory(prefix="paceline-race-") as folder:
+    with handled(leave), tempfile.TemporaryDirectory(prefix="paceline-race-") as folder:
         run, view = RunDirectory(Path(folder)), SilentView()
         run.config.write_text(dump_config(config))
         parts = make_parts(config)
@@ -88,24 +77,6 @@ def _without_an_end(config: Config) -> Config:
     return dataclasses.replace(config, train=train, observe=observe)
 
 
-@contextlib.contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """A signal that would end the process at once unwinds it instead."""
-
-    def leave(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 class Rehearsal:
     """Turns of plans, in this process or in ranks that stand by."""
 
@@ -121,8 +92,8 @@ class Rehearsal:
         """Model, data and loss of the training."""
         return self._home.parts
 
-    def turn(self, plan: Plan, seconds: float) -> RehearsalLeg:
-        """Updates for about so long, a few at least, after one to warm up."""
+    def turn(self, plan: Plan, seconds: float) -> Went:
+        """Updates for about so long, a few at least, after one to warm up that does not count."""
         from paceline.local.cores import set_threads, usable_cores
 
         if plan.nodes[0].shares_memory:
@@ -135,11 +106,12 @@ class Rehearsal:
         finally:
             runner.close()
             del runner
-            _tidy()
+            gc.collect()  # each plan is measured alone, with what its memory takes
+            give_back_memory()
             set_threads(usable_cores())
-        return RehearsalLeg(times=went.times[1:], memory_mb=sum(resident_mb()))
+        return dataclasses.replace(went, times=went.times[1:], memory_mb=sum(resident_mb()))
 
-    def _in_ranks(self, plan: Plan, seconds: float) -> RehearsalLeg:
+    def _in_ranks(self, plan: Plan, seconds: float) -> Went:
         start = self._beginning(plan)
         try:
             runner = There(self._home, plan, self._ready_ranks())
@@ -147,9 +119,9 @@ class Rehearsal:
             went = runner.go(ENDLESS, seconds)
             runner.leave()
         except WorkerError:
-            self._end_ranks()
+            self.close()
             raise
-        return RehearsalLeg(times=went.times[1:], memory_mb=went.memory_mb)
+        return dataclasses.replace(went, times=went.times[1:])
 
     def _beginning(self, plan: Plan) -> Handover:
         """The state before the first update, for those who are not in this process."""
@@ -174,17 +146,8 @@ class Rehearsal:
         wait_until_ready(self._standby)
         return self._standby
 
-    def _end_ranks(self) -> None:
+    def close(self) -> None:
+        """End the ranks."""
         if self._standby is not None:
             self._standby.close()
             self._standby = None
-
-    def close(self) -> None:
-        """End the ranks."""
-        self._end_ranks()
-
-
-def _tidy() -> None:
-    """Each plan is measured alone, with what its memory takes."""
-    gc.collect()
-    give_back_memory()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from paceline.observe.recorder import Recorder
     from paceline.training.given import Given
     from paceline.training.handover import Handover
-    from paceline.training.loop import Outcome
+    from paceline.training.loop import Outcome, Trainer
     from paceline.training.parts import Parts
     from paceline.training.progress import View
 
@@ -60,6 +61,14 @@ class Went:
     fairer: tuple[float, ...] = ()
     """Shares with which the nodes would wait less for each other, where that is worth it."""
 
+    @classmethod
+    def told(cls, words: Mapping[str, Any]) -> Went:
+        """As another process says it, in JSON."""
+        found = dict(words) | {"times": tuple(words["times"])}
+        found["took"] = tuple(map(tuple, words.get("took", ())))
+        found["fairer"] = tuple(words.get("fairer", ()))
+        return cls(**{each.name: found[each.name] for each in dataclasses.fields(cls)})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Began:
@@ -74,6 +83,17 @@ class Began:
     """That made the last of the updates before."""
     started: float
     """When it would have begun if it had never been interrupted (perf_counter)."""
+
+    @classmethod
+    def of(cls, trainer: Trainer, before: Mapping[str, Any]) -> Began:
+        """Where a trainer stands now; `before`: the plan of its checkpoint, if there is one."""
+        return cls(
+            plan=decode(Plan, before) if before else None,
+            update=trainer.position.update,
+            updates=trainer.updates,
+            finished=trainer.is_finished,
+            started=trainer.started,
+        )
 
 
 class Runner(Protocol):
@@ -131,14 +151,7 @@ class Here:
         trainer.check_goal()
         trainer.resume()
         newest = trainer.task.checkpoint
-        before = read_state(newest).plan if newest is not None else {}
-        return Began(
-            plan=decode(Plan, before) if before else None,
-            update=trainer.position.update,
-            updates=trainer.updates,
-            finished=trainer.is_finished,
-            started=trainer.started,
-        )
+        return Began.of(trainer, read_state(newest).plan if newest is not None else {})
 
     def take_over(self, handover: Handover | None) -> None:
         from paceline.local.cores import set_threads
@@ -195,14 +208,9 @@ class There:
 
     def go(self, until: int, patience: float | None) -> Went:
         with self._elsewhere():
-            answer = self._standby.order(self._members, "go", until=until, patience=patience)
-        return Went(
-            times=tuple(answer["durations"]),
-            update=answer["update"],
-            updates=answer["updates"],
-            finished=answer["finished"],
-            memory_mb=answer["memory_mb"],
-        )
+            return Went.told(
+                self._standby.order(self._members, "go", until=until, patience=patience)
+            )
 
     def leave(self) -> None:
         """Let the ranks stand by again, and forget what they did."""

@@ -16,12 +16,12 @@ from paceline.launch.scripts import sources
 from paceline.launch.scripts.counting import auto_ranks, rank_cores, this_machine
 from paceline.launch.scripts.screen import Screen
 from paceline.launch.scripts.supervision import EXIT, RanksOutcome, Supervisor
-from paceline.launch.signals import handled
 from paceline.run import RunDirectory, create_run
 from paceline.schema import RankContext, encode, read_json, write_json
 from paceline.schema.hosts import Hosts
 from paceline.schema.script import RankExit, Script, script_text
 from paceline.secure.sealing import new_secret
+from paceline.signals import handled
 from paceline.text import duration, user_path
 
 RUNS = Path("runs/scripts")

@@ -30,7 +30,7 @@ from paceline.launch.inspection import (
 )
 from paceline.launch.session import HostOrder, Session
 from paceline.launch.ssh import is_here
-from paceline.plan import refuse_options_without_strategy
+from paceline.plan import refuse_foreign_options
 from paceline.plan.measured import foresee
 from paceline.plan.together import NodeSite, first_plan, trains_in_legs
 from paceline.schema import Plan
@@ -38,9 +38,8 @@ from paceline.schema.legs import LegsOrder
 from paceline.schema.support import check_support
 from paceline.workflow.calibration import calibration
 from paceline.workflow.clusters import on_cluster
-from paceline.workflow.machines import kept_machines, place_name
+from paceline.workflow.machines import kept_machines, place_name, plan_machines
 from paceline.workflow.partitioning import partitioned
-from paceline.workflow.planning import plan_machines
 from paceline.workflow.restarts import Restarts, on_those_left
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ def _session(
             start.say(f"the plan leaves {', '.join(left)} out")
         request = dataclasses.replace(request, hosts=hosts)
     if start.plan is None and start.config.local.strategy == "auto":
-        refuse_options_without_strategy(start.config.local)
+        refuse_foreign_options(start.config.local)
     if start.fixed and chosen_here and engine is None:
         found = check_hosts(request.hosts.in_order, start.config)
     for warning in found.warnings() if found is not None and start.broken is None else ():

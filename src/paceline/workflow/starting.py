@@ -19,6 +19,7 @@ import numpy as np
 from paceline.data.images import SUFFIXES
 from paceline.data.mnist import FILES as IDX_FILES
 from paceline.errors import ConfigError
+from paceline.text import is_number
 
 GIVEN = ("channels", "image_size", "classes")
 """What a model's factory is called with where it asks for it."""
@@ -241,18 +242,18 @@ def find_tables(folder: Path) -> tuple[list[Data], list[str]]:
         except (UnicodeDecodeError, csv.Error, OSError):
             passed.append(f"{path.name} cannot be read as CSV in UTF-8")
             continue
-        header = bool(rows) and not any(_is_number(cell) for cell in rows[0])
+        header = bool(rows) and not any(is_number(cell) for cell in rows[0])
         body = rows[1:] if header else rows
         if len(body) < 2 or len(body[0]) < 2:
             passed.append(f"{path.name} has fewer than two rows or columns")
             continue
-        bad = next((c for row in body for c in row[:-1] if not _is_number(c)), None)
+        bad = next((c for row in body for c in row[:-1] if not is_number(c)), None)
         if bad is not None or any(len(row) != len(body[0]) for row in body):
             why = "rows of different length" if bad is None else f"the text {bad[:40]!r}"
             passed.append(f"{path.name} has {why}, and only its last column may be text")
             continue
         last = [row[-1].strip() for row in body]
-        text = not all(_is_number(cell) for cell in last)
+        text = not all(is_number(cell) for cell in last)
         whole = not text and all(re.fullmatch(r"\d+", cell) for cell in last)
         several = len(set(last)) <= MOST_CLASSES and len(set(last)) < len(last)
         if text and not several:
@@ -261,14 +262,6 @@ def find_tables(folder: Path) -> tuple[list[Data], list[str]]:
         classes = len(set(last)) if several and (text or whole) else None
         found.append(Data(kind="table", place=path.name, header=header, classes=classes))
     return found, passed
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def choose(found: Found, model: str | None, data: str | None) -> tuple[Model | None, Data | None]:

@@ -88,15 +88,7 @@ class Together:
             went = self._do("go", lambda: self._node.go(self.number, until, patience), **words)
             assert isinstance(went, Went)
             return went
-        found = dict(self._do("go", self._wait, **words))
-        return Went(
-            times=tuple(found["times"]),
-            update=found["update"],
-            updates=found["updates"],
-            finished=found["finished"],
-            took=tuple(map(tuple, found["took"])),
-            fairer=tuple(found["fairer"]),
-        )
+        return Went.told(self._do("go", self._wait, **words))
 
     def _wait(self) -> None:
         """Sleep while the others train; a wish to stop goes to them."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.errors import RunDirectoryError, UserError, shown
-from paceline.plan import asked_node, asked_plan, refuse_options_without_strategy
+from paceline.plan import asked_node, asked_plan, refuse_foreign_options
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, write_json
 from paceline.schema.checkpoint import newest_good
@@ -88,6 +88,7 @@ class TrainingStart:
     given: Given | None = None
     silent: bool = False
     again: bool = False
+    """Forget what past trainings have taught."""
     say: Callable[[str], None] = print
     show: Callable[[str], None] = print
     """Where the lines that ranks of other hosts print go."""
@@ -225,22 +226,10 @@ def _finds_out(start: TrainingStart) -> bool:
 
 
 def _train_in_legs(start: TrainingStart) -> Result:
-    from paceline.workflow.alone import Alone, train_alone
+    from paceline.workflow.alone import train_alone
 
-    refuse_options_without_strategy(start.config.local)
-    outcome = train_alone(
-        Alone(
-            config=start.config,
-            run=start.run,
-            given=start.given,
-            goes_on=start.plan,
-            silent=start.silent,
-            verbose=start.verbose,
-            again=start.again,
-            script=start.script,
-            began=start.began,
-        )
-    )
+    refuse_foreign_options(start.config.local)
+    outcome = train_alone(start)
     return Result(run=start.run.path, summary=outcome.summary, exit_code=outcome.exit_code)
 
 

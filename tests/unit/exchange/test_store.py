@@ -17,8 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
 from paceline.errors import ConfigError, WorkerError
-from paceline.exchange.opening import open_store
-from paceline.exchange.proving import prove_members
+from paceline.exchange.opening import open_store, prove_members
 from paceline.exchange.servers.rendezvous import read_arrival
 from paceline.exchange.store import SecureStore, StoreRequest, StoreTable, read_order
 from paceline.exchange.wire import (

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from paceline.launch.child import how_it_ended
 from paceline.launch.control import Lost
 from paceline.launch.failures import may_pass, order
+from paceline.text import how_it_ended
 
 
 def report(message: str, kind: str = "LostError", **more: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Files of a run that travel between hosts."""
+"""What a host gets of a run that it is to continue, where it cannot see it."""
 
 from __future__ import annotations
 
@@ -6,43 +6,46 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.channel import CHUNK
-from paceline.launch.files import pieces_of, take_piece
+from paceline.launch.carry import PIECE, to_go_on_from
+from paceline.launch.collect import Receiving
 
 
-def test_files_arrive_whole_and_links_stay_links(tmp_path: Path) -> None:
+def test_files_arrive_whole_and_the_newest_checkpoint_is_the_latest(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     step = here / "checkpoints" / "step-00000002"
     step.mkdir(parents=True)
     there.mkdir()
-    for name, size in (("model", 2 * CHUNK), ("state", CHUNK + 1), ("empty", 0)):
+    for name, size in (("model", 2 * PIECE), ("state", PIECE + 1), ("empty", 0)):
         (step / name).write_bytes(bytes(i % 251 for i in range(size)))
-    for link in ("latest", "best"):
-        (here / "checkpoints" / link).symlink_to(step.name)
-    sent = list(pieces_of(here, ["absent", "checkpoints/latest", "checkpoints/best"]))
+    (here / "checkpoints" / "latest").symlink_to(step.name)
+    (here / "metrics.jsonl").write_text('{"epoch": 1}\n')
+    sent = list(to_go_on_from(here))
+    receiving = Receiving(there)
     for piece in sent:
-        take_piece(there, piece)
-    for link in ("latest", "best"):
-        assert (there / "checkpoints" / link).readlink() == Path(step.name)
-        for path in step.iterdir():
-            assert (there / "checkpoints" / link / path.name).read_bytes() == path.read_bytes()
-    assert len({(p["path"], p.get("at")) for p in sent}) == len(sent)
+        receiving.write(piece)
+    assert (there / "checkpoints" / "latest").readlink() == Path(step.name)
+    assert (there / "metrics.jsonl").read_bytes() == (here / "metrics.jsonl").read_bytes()
+    for path in step.iterdir():
+        assert (there / "checkpoints" / "latest" / path.name).read_bytes() == path.read_bytes()
     for piece in sent:  # once more, over what is there
-        take_piece(there, piece)
+        receiving.write(piece)
+
+
+def test_a_run_without_a_checkpoint_has_nothing_to_go_on_from(tmp_path: Path) -> None:
+    assert not list(to_go_on_from(tmp_path))
 
 
 @pytest.mark.parametrize(
     "piece",
     [
-        {"path": "../x", "at": 0, "data": ""},
-        {"path": "/etc/x", "at": 0, "data": ""},
-        {"path": "latest", "link": "../../x"},
-        {"path": "way/x", "at": 0, "data": ""},
+        {"unit": "../x", "name": "", "at": 0, "data": ""},
+        {"unit": "/etc/x", "name": "", "at": 0, "data": ""},
+        {"unit": "checkpoints/step-00000002", "name": "../x", "at": 0, "data": ""},
+        {"links": {"latest": "../../x"}},
     ],
 )
 def test_nothing_is_written_elsewhere(tmp_path: Path, piece: dict[str, object]) -> None:
     run = tmp_path / "run"
-    run.mkdir()
-    (run / "way").symlink_to("..")
-    with pytest.raises(ValueError, match="does not lie inside the run"):
-        take_piece(run, piece)
+    (run / "checkpoints").mkdir(parents=True)
+    with pytest.raises(ValueError, match="is nothing that belongs into a run"):
+        Receiving(run).write(piece)

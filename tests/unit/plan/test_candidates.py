@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
-from paceline.plan import asked_node, asked_plan, refuse_options_without_strategy
+from paceline.plan import asked_node, asked_plan, refuse_foreign_options
 from paceline.plan.candidates import candidate, structures, variants
 from paceline.schema import Config, LocalSettings, NodePlan, Numerics, WorkloadSettings
 from paceline.schema.strategies import describe
@@ -131,8 +131,8 @@ def test_an_option_of_another_strategy_is_refused(
 
 def test_options_without_a_strategy_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"local\.threads = 3 means nothing to .*'auto'"):
-        refuse_options_without_strategy(LocalSettings(threads=3))
-    refuse_options_without_strategy(LocalSettings())
+        refuse_foreign_options(LocalSettings(threads=3))
+    refuse_foreign_options(LocalSettings())
 
 
 def test_stages_that_contradict_the_cuts() -> None:

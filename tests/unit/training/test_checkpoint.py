@@ -109,7 +109,7 @@ def test_a_failed_write_costs_nothing_older(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    for broken in ("_flush", "save_file", "_point"):
+    for broken in ("flush", "save_file", "point"):
         with monkeypatch.context() as patch:
             patch.setattr(checkpoint_module, broken, full)
             with pytest.raises(StorageError) as caught:

@@ -19,9 +19,8 @@ from paceline.report.page import frozen
 from paceline.run import RunDirectory
 from paceline.schema.events import Note, Progress, Start, encode_line, read_run
 from paceline.schema.requests import CHECKPOINT, SETTINGS, STOP, TAKES, ask, taken_by
-from paceline.watch.follow import Follower
+from paceline.watch.follow import Follower, Tail
 from paceline.watch.state import run_of, state_of, track_of, whole_run
-from paceline.watch.tail import Tail
 
 
 def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from paceline.local import memory
 from paceline.plan.candidates import candidate
 from paceline.plan.pilot import Option
 from paceline.run import RunDirectory
 from paceline.schema import Config, NodePlan, Plan
 from paceline.schema.legs import Leg, cut_at, merged, read_legs
-from paceline.workflow import legs as workflow_legs
 from paceline.workflow.alone import legs_before
 from paceline.workflow.legs import LegsRequest, LegTraining, write_legs
 from paceline.workflow.runners import Began
@@ -80,7 +80,7 @@ def test_plans_that_memory_does_not_allow_are_out(
         verbose=True,
     )
     training = LegTraining(asked, first=(name(THREADS), SimpleNamespace()))  # type: ignore[arg-type]
-    monkeypatch.setattr(workflow_legs, "available_mb", lambda: free)
+    monkeypatch.setattr(memory, "available_mb", lambda: free)
     assert training._fits(500.0, [name(PROCESSES)]) == fits
     assert (name(PROCESSES) in training.known.out) == (not fits)
     assert said == ([] if fits else ["  processes 2x1: needs about 500 MB more, of 90 free"])

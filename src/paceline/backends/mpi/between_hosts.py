@@ -35,23 +35,6 @@ Step = list[tuple[int, Any]]
 """Requests in flight, each with the rank at the other end."""
 
 
-def _bounds(length: int, parts: int) -> list[int]:
-    """Where each of `parts` nearly equal pieces of `length` elements begins and ends.
-
-    >>> _bounds(7, 3)
-    [0, 3, 5, 7]
-    """
-    base, rest = divmod(length, parts)
-    edges = [0]
-    for index in range(parts):
-        edges.append(edges[-1] + base + (1 if index < rest else 0))
-    return edges
-
-
-def _cut(flat: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
-    return list(torch.split(flat, list(counts)))
-
-
 class NetworkTransport:
     """Collectives out of Isend and Irecv."""
 
@@ -159,8 +142,7 @@ class NetworkTransport:
     def _large_block(
         self, block: torch.Tensor, how: Reduction, root: int | None, tag: int
     ) -> Iterator[Step]:
-        edges = _bounds(block.numel(), self._size)
-        pieces = [block[edges[i] : edges[i + 1]] for i in range(self._size)]
+        pieces = torch.tensor_split(block, self._size)
         mine = pieces[self._rank]
         parts = [torch.empty_like(mine) for _ in range(self._size)]
         parts[self._rank] = mine
@@ -180,7 +162,7 @@ class NetworkTransport:
         deadline: Deadline,
     ) -> None:
         """Reduce `source`, cut into `counts`, and keep this rank's piece in `output`."""
-        pieces = _cut(source, counts)
+        pieces = torch.split(source, list(counts))
         parts = [torch.empty_like(output) for _ in range(self._size)]
         parts[self._rank] = pieces[self._rank]
         self._once(parts, pieces, deadline)
@@ -213,8 +195,7 @@ class NetworkTransport:
                 deadline,
             )
             return
-        edges = _bounds(flat.numel(), self._size)
-        pieces = [flat[edges[i] : edges[i + 1]] for i in range(self._size)]
+        pieces = torch.tensor_split(flat, self._size)
         mine = pieces[self._rank]
 
         def block() -> Iterator[Step]:
@@ -236,7 +217,7 @@ class NetworkTransport:
         deadline: Deadline,
     ) -> None:
         """Every rank's `source`, one after the other, in `output`."""
-        pieces = _cut(output, counts)
+        pieces = torch.split(output, list(counts))
         move(pieces[self._rank], source)
         self._once(pieces, [source] * self._size, deadline)
 
@@ -249,7 +230,10 @@ class NetworkTransport:
         deadline: Deadline,
     ) -> None:
         """Piece i of `source` goes to rank i; piece i of `output` comes from it."""
-        incoming, outgoing = _cut(output, output_counts), _cut(source, source_counts)
+        incoming, outgoing = (
+            torch.split(output, list(output_counts)),
+            torch.split(source, list(source_counts)),
+        )
         move(incoming[self._rank], outgoing[self._rank])
         self._once(incoming, outgoing, deadline)
 
@@ -265,7 +249,7 @@ class NetworkTransport:
         incoming: list[torch.Tensor | None] = [None] * self._size
         outgoing: list[torch.Tensor | None] = [None] * self._size
         if output is not None:
-            pieces = _cut(output, counts)
+            pieces = torch.split(output, list(counts))
             move(pieces[root], source)
             incoming = list(pieces)
         else:
@@ -284,7 +268,7 @@ class NetworkTransport:
         incoming: list[torch.Tensor | None] = [None] * self._size
         outgoing: list[torch.Tensor | None] = [None] * self._size
         if source is not None:
-            pieces = _cut(source, counts)
+            pieces = torch.split(source, list(counts))
             move(output, pieces[root])
             outgoing = list(pieces)
         else:

@@ -7,6 +7,7 @@ contiguous and on the CPU; counts are in elements.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,22 +29,11 @@ _POOL_FROM_BYTES = 1 << 18
 """From here on the shared pool is faster than MPI where there is one."""
 
 
-def _spread(counts: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Counts and where each piece starts.
-
-    >>> _spread([2, 3])
-    ([2, 3], [0, 2])
-    """
-    starts, position = [], 0
-    for count in counts:
-        starts.append(position)
-        position += count
-    return list(counts), starts
-
-
 def _vector(flat: torch.Tensor, counts: Sequence[int]) -> list[Any]:
+    """Pieces of these sizes, one after the other, as MPI wants them: with where each starts."""
     memory, _, datatype = buffer(flat)
-    return [memory, _spread(counts), datatype]
+    starts = list(itertools.accumulate(counts, initial=0))[:-1]
+    return [memory, (list(counts), starts), datatype]
 
 
 class NodeTransport:

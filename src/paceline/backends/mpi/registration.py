@@ -56,24 +56,21 @@ def open_world(rank: int, size: int, seconds: float) -> Any:
     """See `paceline.backends.mpi.open_group`."""
     _load_mpi()
     _registered.setdefault(_DIRECT, "auto")
-    options = SimpleNamespace(
-        timeout=datetime.timedelta(seconds=seconds),
-        group_id="nodes",
-        group_rank=rank,
-        group_size=size,
-        global_ranks_in_group=[],
-    )
-    return _create(options, _DIRECT)
+    return _create_directly("nodes", rank, size, [], seconds)
 
 
 def open_some(members: Sequence[int], rank: int, name: str, seconds: float) -> Any:
     """See `paceline.backends.mpi.open_part`."""
+    return _create_directly(name, rank, len(members), list(members), seconds)
+
+
+def _create_directly(name: str, rank: int, size: int, members: list[int], seconds: float) -> Any:
     options = SimpleNamespace(
         timeout=datetime.timedelta(seconds=seconds),
         group_id=name,
         group_rank=rank,
-        group_size=len(members),
-        global_ranks_in_group=list(members),
+        group_size=size,
+        global_ranks_in_group=members,
     )
     return _create(options, _DIRECT)
 
@@ -134,7 +131,7 @@ def _fill_environment() -> None:
     has_master = "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ
     if all_agree(world, has_master):
         return
-    from paceline.backends.mpi.rendezvous import agree_on_master
+    from paceline.backends.mpi.wire import agree_on_master
 
     address, port = agree_on_master(world)
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from paceline.exchange.servers.staleness import Staleness
-from paceline.local.shared import memory_view
+from paceline.local.shared import divided, memory_view
 
 
 def part_of(own: float, other: float) -> float:
@@ -48,14 +48,10 @@ class Mixture:
     def show(self, clock: int) -> None:
         """Called by the thread that trains: take over what mixing came to, and show the result."""
         with self._lock:
-            at = 0
-            for weight in self._weights:
-                view = memory_view(weight.data, weight)
-                place = slice(at, at + weight.numel())
-                if self._is_changed:
-                    view.add_(self._change[place])
-                self._shown[place].copy_(view)
-                at += weight.numel()
+            for weight, change in divided(self._change, self._weights) if self._is_changed else ():
+                memory_view(weight.data, weight).add_(change)
+            for weight, shown in divided(self._shown, self._weights):
+                shown.copy_(memory_view(weight.data, weight))
             if self._is_changed:
                 self._change.zero_()
                 self._is_changed = False
@@ -87,10 +83,8 @@ class Mixture:
     def become(self, mean: torch.Tensor) -> None:
         """Called by the thread that trains: these are the weights now."""
         with self._lock:
-            at = 0
-            for weight in self._weights:
-                memory_view(weight.data, weight).copy_(mean[at : at + weight.numel()])
-                at += weight.numel()
+            for weight, part in divided(mean, self._weights):
+                memory_view(weight.data, weight).copy_(part)
             self._shown.copy_(mean)
             self._change.zero_()
             self._is_changed = False

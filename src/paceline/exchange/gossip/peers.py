@@ -7,7 +7,6 @@ The first node is also told from time to time what the others have done; it alon
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 import time
@@ -33,7 +32,7 @@ from paceline.exchange.wire import (
     Kind,
     Request,
 )
-from paceline.local.shared import memory_view
+from paceline.local.shared import divided, memory_view
 from paceline.schema import ExchangeSettings, Plan, RankContext
 
 TELL_SECONDS = 0.5
@@ -81,12 +80,9 @@ class Neighbours(Network):
                 f"node {self.rank} on {self.hosts[self.rank]} got no first weights from"
                 f" {self.hosts[0]}: {error}"
             ) from error
-        at = 0
         with torch.no_grad():
-            for _, weight in beginning.named:
-                view = seed.weights[at : at + weight.numel()]
-                memory_view(weight.data, weight).copy_(view)
-                at += weight.numel()
+            for weight, part in divided(seed.weights, [weight for _, weight in beginning.named]):
+                memory_view(weight.data, weight).copy_(part)
         take_bytes(beginning.rest, seed.rest)
         beginning.load_optimizer(state_of(beginning.named, seed))
         return seed.update
@@ -94,8 +90,7 @@ class Neighbours(Network):
     def _ask_seed(self, beginning: Beginning) -> Seed:
         link = self._link(0, self.rank)
         text = json.dumps({"model": beginning.model})
-        link.ask(Request(kind=Kind.HELLO, length=len(text.encode())))
-        link.send_text(text)
+        link.ask_with(Request(kind=Kind.HELLO), text)
         note = read_note(link.text(link.answered().length))
         elements = sum(weight.numel() for _, weight in beginning.named)
         pieces = sum(weight.numel() > 0 for _, weight in beginning.named)
@@ -112,9 +107,7 @@ class Neighbours(Network):
         seed = self._seed
         if seed is None:
             raise BadMessageError("asked a second time for the first weights, or the wrong node")
-        text = json.dumps(seed.note())
-        link.answer(Answer(length=len(text.encode())))
-        link.send_text(text)
+        link.answer_with(Answer(), json.dumps(seed.note()))
         seed.send(link)
         self._needs_seed_no_more(node)
 
@@ -260,15 +253,10 @@ class Neighbours(Network):
         except BadMessageError as bad:
             self.roll.lose(node, str(bad), self._mixture.clock)
             who = f"node {node} on {self.hosts[node]}"
-            self._refuse(link, bad.sentence(who, self.hosts[self.rank]))
+            link.refuse(bad.sentence(who, self.hosts[self.rank]))
         finally:
             self._needs_seed_no_more(node)
             link.close()
-
-    def _refuse(self, link: Connection, text: str) -> None:
-        with contextlib.suppress(ConnectionLostError):  # nobody is left to be told
-            link.answer(Answer(failed=True, length=len(text.encode())))
-            link.send_text(text)
 
     def _answer(self, node: int, link: Connection) -> bool:
         """One request; True after the last one."""

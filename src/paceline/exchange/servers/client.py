@@ -128,8 +128,7 @@ class Served(Network):
                 note = {"model": model} | ({"seed": seed.note()} if seed is not None else {})
                 text = json.dumps(note)
                 joins = self.arrival > 0
-                link.ask(Request(kind=Kind.HELLO, joins=joins, length=len(text.encode())))
-                link.send_text(text)
+                link.ask_with(Request(kind=Kind.HELLO, joins=joins), text)
                 if seed is not None:
                     link.answered()
                     seed.send(link)

@@ -125,8 +125,7 @@ class Copy:
         self._mixes += due
         word.mixes = self._mixes
         text = json.dumps(asdict(word))
-        self._link.ask(Request(kind=Kind.MIX, sequence=int(due), length=len(text.encode())))
-        self._link.send_text(text)
+        self._link.ask_with(Request(kind=Kind.MIX, sequence=int(due)), text)
         if due:
             self._mixed_at = updates
             sent = self._holder.copy_of_weights()

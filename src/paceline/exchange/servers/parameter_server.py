@@ -17,7 +17,7 @@ from paceline.exchange.servers.shard import whole_state
 from paceline.exchange.servers.sharding import shard_bounds
 from paceline.exchange.turns import InTurn
 from paceline.exchange.wire import Kind, Request
-from paceline.local.shared import memory_view
+from paceline.local.shared import divided, memory_view
 
 
 class ParameterServer(InTurn):
@@ -73,12 +73,10 @@ class ParameterServer(InTurn):
     def carry_out(self, flat: torch.Tensor, number: int) -> None:
         """Send a bucket; in memory it has its last weight first, servers have the first one."""
         assert self._buckets is not None
-        first, at = self._bounds[number][1], 0
-        for weight in self._buckets.groups[number]:
+        first = self._bounds[number][1]
+        for weight, part in divided(flat, self._buckets.groups[number]):
             first -= weight.numel()
-            part = flat[at : at + weight.numel()]
             self._gradient[first : first + weight.numel()].copy_(part)
-            at += weight.numel()
         with self.served.uncounted():  # its time is counted where training waits for it
             if number == 0:
                 self.served.begin_push(self._request, len(self._gradient))
@@ -127,10 +125,7 @@ class ParameterServer(InTurn):
         return False
 
     def _add_up(self) -> None:
-        at = 0
-        for weight in self._weights:
-            place = self._gradient[at : at + weight.numel()]
-            at += weight.numel()
+        for weight, place in divided(self._gradient, self._weights):
             gradient = None if weight.grad is None else memory_view(weight.grad, weight)
             if self._accrued:
                 if gradient is not None:
@@ -153,10 +148,8 @@ class ParameterServer(InTurn):
         self._unpack()
 
     def _unpack(self) -> None:
-        at = 0
-        for weight in self._weights:
-            memory_view(weight.data, weight).copy_(self._flat[at : at + weight.numel()])
-            at += weight.numel()
+        for weight, part in divided(self._flat, self._weights):
+            memory_view(weight.data, weight).copy_(part)
 
     @torch.no_grad()
     def before_evaluation(self) -> None:

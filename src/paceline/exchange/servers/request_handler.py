@@ -126,8 +126,7 @@ class RequestHandler:
             link.send(torch.tensor(there, dtype=torch.float64))
         elif kind is Kind.REPORT:
             text = json.dumps(self._report(member, request))
-            link.answer(self._answer(length=len(text.encode())))
-            link.send_text(text)
+            link.answer_with(self._answer(), text)
         elif kind is Kind.STATE:
             self._send_state(link)
         elif kind is Kind.MIX:
@@ -172,10 +171,8 @@ class RequestHandler:
         with self._turn:
             copy = self.shard.copy()
             member.pulled = self.version
-            told = json.dumps({"rest": len(self.rest)})
-            answer = self._answer(version=start, length=len(told))
-        link.answer(answer)
-        link.send_text(told)
+            answer = self._answer(version=start)
+        link.answer_with(answer, json.dumps({"rest": len(self.rest)}))
         link.send(copy)
         if len(self.rest):
             link.send(self.rest)
@@ -227,9 +224,7 @@ class RequestHandler:
                 self._wait()
             seed = self.shard.seed(self.start)
             seed.rest = self.rest
-        text = json.dumps(seed.note())
-        link.answer(self._answer(length=len(text.encode())))
-        link.send_text(text)
+        link.answer_with(self._answer(), json.dumps(seed.note()))
         seed.send(link)
 
     def _push(self, member: Member, link: Connection, request: Request) -> None:
@@ -351,9 +346,7 @@ class RequestHandler:
             whole, numbers = self.shard.entries()
             vectors = [self.shard.entry(name) for name in whole]
             weights = self.shard.copy()
-        text = json.dumps({"whole": whole, "numbers": numbers})
-        link.answer(self._answer(length=len(text.encode())))
-        link.send_text(text)
+        link.answer_with(self._answer(), json.dumps({"whole": whole, "numbers": numbers}))
         for vector in (weights, *vectors):
             link.send(vector)
 

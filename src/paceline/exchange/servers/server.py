@@ -23,7 +23,6 @@ from paceline.exchange.servers.rendezvous import Arrival, Rendezvous
 from paceline.exchange.servers.request_handler import EndedError, RequestHandler, ServerPlace
 from paceline.exchange.validation import check_request
 from paceline.exchange.wire import (
-    Answer,
     BadMessageError,
     Connection,
     ConnectionLostError,
@@ -116,23 +115,16 @@ class ShardServer(RequestHandler):
             self.lose(member, "was lost")
         except BadMessageError as bad:
             self.lose(member, str(bad))
-            self._refuse(link, bad.sentence(member.name, self.place.hosts[self.place.node]))
+            link.refuse(bad.sentence(member.name, self.place.hosts[self.place.node]))
         except EndedError as ended:
-            self._refuse(link, str(ended) or self.failure or "the run has ended")
+            link.refuse(str(ended) or self.failure or "the run has ended")
         except Exception as error:
             with self._turn:
                 self.failure = f"server {self.place.number} failed: {error!r}"
                 self._turn.notify_all()
-            self._refuse(link, self.failure)
+            link.refuse(self.failure)
         finally:
             link.close()
-
-    def _refuse(self, link: Connection, text: str) -> None:
-        try:
-            link.answer(Answer(failed=True, length=len(text.encode())))
-            link.send_text(text)
-        except ConnectionLostError:
-            pass  # nobody is left to be told
 
     def lose(self, member: Member, how: str) -> None:
         """Go on without a member; without the first one nobody would write what all share."""

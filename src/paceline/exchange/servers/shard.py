@@ -12,7 +12,7 @@ from paceline.exchange.buckets import bounds
 from paceline.exchange.seed import Seed
 from paceline.exchange.servers.sharding import cut, shard_bounds, slices
 from paceline.local.base import OptimizerFactory, OptimizerState, clip_gradients, scale_rate
-from paceline.local.shared import memory_view
+from paceline.local.shared import divided, memory_view
 
 Named = Sequence[tuple[str, torch.Tensor]]
 
@@ -115,10 +115,8 @@ class Shard:
         """One update from the shard's gradient."""
         if self.optimizer is None:
             return
-        at = 0
-        for part in self._parts:
-            part.grad = gradient[at : at + part.numel()]
-            at += part.numel()
+        for part, own in divided(gradient, self._parts):
+            part.grad = own
         clip_gradients(self._parts, self._clip_norm)
         scale_rate(self.optimizer, rate)
         self.optimizer.step()
@@ -140,12 +138,10 @@ class Shard:
         """One entry of the state, laid out like the weights."""
         assert self.optimizer is not None
         result = torch.zeros_like(self.weights)
-        at = 0
-        for part in self._parts:
+        for part, place in divided(result, self._parts):
             value = self.optimizer.state.get(part, {}).get(name)
             if value is not None:
-                result[at : at + part.numel()].copy_(value)
-            at += part.numel()
+                place.copy_(value)
         return result
 
 

@@ -8,7 +8,7 @@ are not split go through the plan's exchange, under the backward pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -184,34 +184,37 @@ class Partition:
     @torch.no_grad()
     def whole_state(self, state: OptimizerState) -> OptimizerState:
         """The optimizer's state with whole tensors on the first node; every node calls it."""
-        return {name: self._whole_entries(name, entries) for name, entries in state.items()}
-
-    def _whole_entries(self, name: str, entries: dict[str, Any]) -> dict[str, Any]:
-        if not self.is_split(name):
-            return entries
-        layer, _, part = name.rpartition(".")
-        split = self._layers[layer]
-        shape = split.part(part).shape
-        return {
-            key: split.whole_part(part, value, root=0)
-            if isinstance(value, torch.Tensor) and value.shape == shape
-            else value
-            for key, value in entries.items()
-        }
+        return self._converted(
+            state,
+            lambda split, part, value: (
+                split.whole_part(part, value, root=0)
+                if value.shape == split.part(part).shape
+                else value
+            ),
+        )
 
     def own_state(self, state: OptimizerState) -> OptimizerState:
         """This node's part of a state with whole tensors."""
-        return {name: self._own_entries(name, entries) for name, entries in state.items()}
+        return self._converted(
+            state,
+            lambda split, part, value: (
+                split.own_part(part, value)
+                if value.dim() == (2 if part == "weight" else 1)
+                else value
+            ),
+        )
 
-    def _own_entries(self, name: str, entries: dict[str, Any]) -> dict[str, Any]:
-        if not self.is_split(name):
-            return entries
-        layer, _, part = name.rpartition(".")
-        split = self._layers[layer]
-        dimensions = 2 if part == "weight" else 1
-        return {
-            key: split.own_part(part, value)
-            if isinstance(value, torch.Tensor) and value.dim() == dimensions
-            else value
-            for key, value in entries.items()
-        }
+    def _converted(
+        self, state: OptimizerState, convert: Callable[[SplitLinear, str, torch.Tensor], Any]
+    ) -> OptimizerState:
+        """A state with the tensors of split layers as `convert` makes them."""
+        found = dict(state)
+        for name in filter(self.is_split, state):
+            layer, _, part = name.rpartition(".")
+            found[name] = {
+                key: convert(self._layers[layer], part, value)
+                if isinstance(value, torch.Tensor)
+                else value
+                for key, value in state[name].items()
+            }
+        return found

@@ -13,10 +13,10 @@ from paceline.errors import PacelineError
 from paceline.launch.rank import die_with_parent, write_failure
 from paceline.launch.scripts.screen import Memory
 from paceline.launch.scripts.supervision import Supervisor
-from paceline.launch.signals import handled
 from paceline.run import RunDirectory
 from paceline.schema import Plan, RankContext, encode, read_json, write_json
 from paceline.schema.script import Script, read_script
+from paceline.signals import handled
 
 
 class Relay(Memory):

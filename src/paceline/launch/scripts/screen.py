@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from paceline.schema.script import RankExit
@@ -116,12 +116,12 @@ class Memory:
 class Screen(Memory):
     """Shows lines of all ranks."""
 
-    def __init__(
-        self, show: Callable[[str, bool], None], hosts: Mapping[int, str] | None = None
-    ) -> None:
-        """`show`: prints a line, by standard error where that is true. `hosts`: of the ranks."""
+    def __init__(self, show: Callable[[str, bool], None]) -> None:
+        """`show`: prints a line, by standard error where that is true."""
         super().__init__()
-        self._show, self.hosts = show, dict(hosts or {})
+        self._show = show
+        self.hosts: dict[int, str] = {}
+        """Of the ranks, where there are several."""
         self._is_over = False
 
     def name(self, rank: int) -> str:

@@ -187,7 +187,8 @@ class End:
     """One end of a link inside this process."""
 
     def __init__(self, out: queue.Queue[Any], into: queue.Queue[Any]) -> None:
-        self.ask = self.send = self.send_text = self.answer = out.put
+        self.ask = self.send = self.answer = out.put
+        self.ask_with = lambda request, text: (out.put(request), out.put(text))
         self.answered = self.asked = lambda: into.get(timeout=600)
         self.text = self.receive = lambda _: into.get(timeout=600)
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP of launchers, agents and commands that hold something."""
+"""Ctrl-C, SIGTERM and SIGHUP of launchers, agents, trainings and commands that hold something."""
 
 from __future__ import annotations
 
@@ -55,11 +55,40 @@ class Received:
         return new[0] if new else None
 
 
+class StopSignals:
+    """Of a training: finish the update, save, leave with 130, 143 or 129.
+
+    Remembers the first signal and calls `on_stop`; a second one interrupts at once.
+    """
+
+    def __init__(self, on_stop: Callable[[], None]) -> None:
+        self.received: int | None = None
+        self._on_stop = on_stop
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell expects of a process that ended by this signal."""
+        return 128 + (self.received or 0)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = number
+        self._on_stop()
+
+    def installed(self) -> contextlib.AbstractContextManager[None]:
+        """While inside, signals stop the training in an orderly way."""
+        return handled(self._handle)
+
+
 def leave_tidily() -> None:
     """From now on SIGTERM and SIGHUP unwind what is open, as Ctrl-C does, before they end us."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
+        signal.signal(number, leave)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def leave(number: int, frame: FrameType | None) -> None:
+    """A handler that unwinds what is open."""
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
     raise SystemExit(128 + number)
