@@ -15,6 +15,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 import threading
@@ -27,7 +28,10 @@ from typing import Any
 from paceline.errors import ConfigError
 from paceline.text import user_path
 
-__all__ = ["is_object", "is_reference", "object_name", "reference_to", "resolve", "resolve_factory"]
+__all__ = [
+    "is_object", "is_reference", "object_name", "reference_to", "refuse_other_arguments", "resolve",
+    "resolve_factory",
+]  # fmt: skip
 
 PARQUET = "parquet:"
 """Begins the name of data in Parquet files; their path follows, and is no callable."""
@@ -234,6 +238,23 @@ def _is_found_elsewhere(module: str) -> bool:
     if script is None or Path(script).resolve().parent != root:
         return True
     return any(Path(entry).resolve() == root for entry in sys.path[1:])
+
+
+def refuse_other_arguments(function: Callable[..., Any], who: str, *words: str) -> None:
+    """Refuse a function of the user's own that cannot be called with so many arguments.
+
+    >>> refuse_other_arguments(lambda model, batch: 0, "step 'update'", "model", "batch")
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # written in C: only calling it tells
+        return
+    try:
+        signature.bind(*words)
+    except TypeError:
+        raise ConfigError(
+            f"{who} takes {signature}, but is called with ({', '.join(words)}): let it take these"
+        ) from None
 
 
 def is_object(text: str) -> bool:

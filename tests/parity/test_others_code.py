@@ -207,6 +207,15 @@ REFUSED = {
     "an optimizer without a rate": (
         {"optimizer": WithoutRate}, {"local.strategy": "sequential"}, "has lr = None",
     ),
+    "a step of the model alone": (
+        {"step": lambda model: 0}, {}, r"takes \(model\), but is called with \(model, batch\)",
+    ),
+    "a loss of the outputs alone": (
+        {"loss": lambda outputs: 0}, {}, r"takes \(outputs\), but is called with \(outputs, ",
+    ),
+    "a metric of the outputs alone": (
+        {"metrics": {"five": lambda outputs: 0}}, {}, "metric 'five' takes",
+    ),
     "no data": ({"data": None}, {}, "data = None"),
     "nothing to train": (
         {"model": lambda: Net().requires_grad_(False)}, {}, "only frozen weights",

@@ -153,6 +153,7 @@ def test_an_error_of_a_step_is_said_to_be_one(tmp_path: Path) -> None:
     (note,) = raised.value.__notes__
     assert "raised by the step" in note
     assert "broken" in note
+    assert not (tmp_path / "run").exists()  # in which nothing was trained
 
 
 @pytest.mark.slow

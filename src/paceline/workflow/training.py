@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from paceline.errors import RunDirectoryError, UserError, shown
+from paceline.errors import RunDirectoryError, UserError, is_of_users_code, shown
 from paceline.plan import asked_node, asked_plan, refuse_options_without_strategy
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, write_json
@@ -131,8 +131,9 @@ def run_training(start: TrainingStart) -> Result:
         if requests is None or not requests.changes or not result.exit_code:
             return result
         return dataclasses.replace(result, changes=requests.changes)
-    except UserError:
-        start.run.discard()
+    except Exception as error:
+        if isinstance(error, UserError) or is_of_users_code(error):
+            start.run.discard()
         raise
     finally:
         start.run.unlock()
