@@ -62,6 +62,8 @@ def _train(task: Task, recorder: Recorder) -> Outcome:
     use_deterministic(task.config.train.deterministic)
     parts = make_parts(task.config, task.given)
     opened = time.perf_counter() - start
+    if parts.dataset.left_out and task.context.is_first:
+        task.view.say(parts.dataset.left_out)
     task = dataclasses.replace(task, checkpoint=agreed_checkpoint(task))
     try:
         prove(task, parts, recorder)

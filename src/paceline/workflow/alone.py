@@ -71,6 +71,8 @@ def _with_view(asked: Alone, view: View) -> Outcome:
     opening = time.perf_counter()
     parts = make_parts(config, asked.given)
     opened = time.perf_counter() - opening
+    if parts.dataset.left_out:
+        view.say(parts.dataset.left_out)
     try:
         with observed(Task(config=config, plan=_no_plan(config), run=asked.run, view=view)) as seen:
             home = Home(
