@@ -18,6 +18,7 @@ from paceline.integrations.shares import Shares, span_of
 from paceline.local.steps import SUM, measured, sum_and_count
 from paceline.observe.recorder import make_recorder
 from paceline.pace.batches import Batches
+from paceline.pace.counted import refuse_unweighed
 from paceline.pace.keeping import (
     OWN,
     Keeper,
@@ -36,6 +37,7 @@ from paceline.pace.legs import Legs
 from paceline.pace.meter import Meter
 from paceline.pace.prepared import Prepared
 from paceline.pace.ranks import Ranks
+from paceline.pace.sameness import Sameness
 from paceline.run import RunDirectory
 from paceline.schema import RankContext
 from paceline.schema.config import Train
@@ -79,6 +81,8 @@ class Pace:
         self._follows_speed = shares is None and given_shares() is None
         self._shares = Shares(shares).numbers()
         self._prepared = Prepared(self._ranks)
+        self._sameness = Sameness(self._ranks, self._prepared)
+        self._sameness.checks_buffers = exact
         self._meter = Meter(self._ranks)
         self._working = self._meter.working
         self._loaders: list[Batches] = []
@@ -177,6 +181,7 @@ class Pace:
                 "pace.part gives each rank a part of its own, which a rank that stands by would"
                 " leave behind: use Pace(legs=False)"
             )
+        self._sameness.checks_buffers = False  # a model may keep the state of these columns
         whole = self._ranks.of_first(whole)
         begin, end = span_of(whole.shape[dim], self._shares, self.rank)
         found = whole.narrow(dim, begin, end - begin)
@@ -219,6 +224,8 @@ class Pace:
             loss.backward(**options)  # type: ignore[no-untyped-call]
             self._meter.computed(time.perf_counter() - self._working.since)
         else:
+            if part is not None:
+                refuse_unweighed(loss, part[0])
             self._backward(loss, self._factor(found.weight, part), options)
         self._working.since = self._meter.last = time.perf_counter()
         if not self._prepared.optimizers:
@@ -240,6 +247,8 @@ class Pace:
         return float(weight) / total if total else 0.0
 
     def _backward(self, loss: torch.Tensor, factor: float, options: dict[str, Any]) -> None:
+        if self._legs is None:
+            self._sameness.before_pass()
         began, gradients = time.perf_counter(), self._prepared.gradients
         if self._legs is not None:
             self._legs.bodies.takes_gradients(gradients.named.values())
@@ -374,6 +383,7 @@ class Pace:
         """Log and save; every rank calls it."""
         keeper = self._keeper
         assert keeper is not None
+        self._sameness.check()
         if not self._exact:  # statistics of each rank's own part: the first one's are kept
             self._ranks.spread(self._prepared.buffers())
         shares = [round(share / sum(self._shares), 4) for share in self._shares]
