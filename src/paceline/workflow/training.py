@@ -131,9 +131,9 @@ def run_training(start: TrainingStart) -> Result:
         if requests is None or not requests.changes or not result.exit_code:
             return result
         return dataclasses.replace(result, changes=requests.changes)
-    except Exception as error:
-        if isinstance(error, UserError) or is_of_users_code(error):
-            start.run.discard()
+    except BaseException as error:
+        if isinstance(error, UserError | KeyboardInterrupt) or is_of_users_code(error):
+            start.run.discard()  # unless something was trained
         raise
     finally:
         start.run.unlock()
