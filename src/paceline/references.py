@@ -38,6 +38,9 @@ PARQUET = "parquet:"
 OBJECT = "object:"
 """Begins the name of something that only the process that made it has."""
 
+SHOWN = 2
+"""Items of a list of the user's own that are named."""
+
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 # Two threads that resolve the same file must get the same module.
@@ -280,7 +283,9 @@ def _described(thing: object) -> str:
     if isinstance(thing, functools.partial):
         return f"partial({_described(thing.func)})"
     if type(thing) in (tuple, list):
-        return f"({', '.join(_described(each) for each in thing)})"  # type: ignore[attr-defined]
+        first = [_described(each) for each in thing[:SHOWN]]  # type: ignore[index]
+        more = [f"... {len(thing)} in all"] if len(thing) > SHOWN else []  # type: ignore[arg-type]
+        return f"({', '.join([*first, *more])})"
     name = getattr(thing, "__qualname__", None)
     if isinstance(name, str):
         return f"{getattr(thing, '__module__', None) or 'builtins'}.{name}"

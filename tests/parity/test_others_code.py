@@ -13,6 +13,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.data import TensorDataset
 
 import paceline
+from paceline.references import object_name
 
 REPLICAS = {"local.strategy": "replicas", "local.replicas": 2}
 COUNT = {"steps": 0}
@@ -238,6 +239,28 @@ def test_what_would_be_trained_otherwise_is_refused(name: str, tmp_path: Path) -
         trained(tmp_path / "run", settings, **parts)
     if name != "weights trained later":  # which had begun
         assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: paceline.train(Net), "give paceline.Workload"),  # type: ignore[arg-type]
+        (lambda: paceline.train(settings=["train.epochs"]), "settings is a list"),  # type: ignore[arg-type]
+        (lambda: paceline.train(run=5), "run is a int"),  # type: ignore[arg-type]
+        (
+            lambda: paceline.train(paceline.Workload(metrics=[abs])),  # type: ignore[arg-type]
+            "metrics is a list",
+        ),
+        (lambda: paceline.evaluate(5), "was given a int"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_of_another_type_is_refused(call: Any, said: str) -> None:
+    with pytest.raises(paceline.UserError, match=said):
+        call()
+
+
+def test_many_items_are_not_all_named() -> None:
+    assert object_name([1] * 20) == "object:(builtins.int(), builtins.int(), ... 20 in all)"
 
 
 def test_a_loss_with_frozen_weights_is_taken(tmp_path: Path) -> None:

@@ -102,8 +102,8 @@ def differing(ranks: Ranks, named: Sequence[tuple[str, torch.Tensor]]) -> str:
     digests = ranks.gather(hashlib.sha256(shapes.encode()).hexdigest())
     if any(other != digests[0] for other in digests):
         every = [json.loads(text) for text in ranks.gather(shapes)]
-        apart = (str(each[0]) for other in every for each in every[0] if each not in other)
-        return next(apart, "a tensor")
+        found = (str(each[0]) for other in every for each in every[0] if each not in other)
+        return next(found, "a tensor")
     mine = torch.stack([_marks(tensor) for _, tensor in named])
     first = mine.clone()
     ranks.spread([first])
