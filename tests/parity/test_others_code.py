@@ -13,6 +13,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.data import TensorDataset
 
 import paceline
+from paceline.errors import DivergedError
 from paceline.references import object_name
 
 REPLICAS = {"local.strategy": "replicas", "local.replicas": 2}
@@ -275,3 +276,11 @@ def test_a_loss_with_frozen_weights_is_taken(tmp_path: Path) -> None:
 )
 def test_a_step_that_is_a_mean_is_divided(tmp_path: Path, parts: dict[str, Any]) -> None:
     assert trained(tmp_path / "run", REPLICAS, **parts).exit_code == 0
+
+
+def test_a_divergence_names_a_remedy_that_has_an_effect(tmp_path: Path) -> None:
+    def far(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=1e30)
+
+    with pytest.raises(DivergedError, match="lower the learning rate that your optimizer sets"):
+        trained(tmp_path / "run", {"local.strategy": "sequential"}, optimizer=far)
