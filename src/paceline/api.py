@@ -101,7 +101,9 @@ def train(
     ...     epochs=3, settings={"optimizer.learning_rate": 0.01, "local.strategy": "threads"},
     ... )                                                                    # doctest: +SKIP
     """
-    names, given = _names_and_objects(workload or Workload())
+    workload = Workload() if workload is None else workload
+    _refuse_other_types(workload, settings, run)
+    names, given = _names_and_objects(workload)
     config = config_from(
         {
             "name": "train",
@@ -132,6 +134,21 @@ def train(
     return dataclasses.replace(result, factory=given.model if given else None, given=given)
 
 
+def _refuse_other_types(workload: Any, settings: Any, run: Any) -> None:
+    """What Python itself would only trip over later."""
+    wrong, metrics = "", getattr(workload, "metrics", None)
+    if not isinstance(workload, Workload):
+        wrong = f"workload is a {type(workload).__name__}: give paceline.Workload(model=..., ...)"
+    elif not isinstance(metrics, Mapping):
+        wrong = f"metrics is a {type(metrics).__name__}: give a dict, name -> function"
+    elif not isinstance(settings, Mapping | None):
+        wrong = f"settings is a {type(settings).__name__}: give a dict, as {{'train.epochs': 3}}"
+    elif not isinstance(run, str | Path | None):
+        wrong = f"run is a {type(run).__name__}: give the path of a folder"
+    if wrong:
+        raise ConfigError(wrong)
+
+
 def evaluate(
     trained: Result | str | Path, *, data: Any = None, weights: Literal["best", "latest"] = "best"
 ) -> dict[str, float]:
@@ -146,6 +163,11 @@ def evaluate(
     """
     from paceline.serve.scoring import score
 
+    if not isinstance(trained, Result | str | Path):
+        raise ConfigError(
+            f"evaluate was given a {type(trained).__name__}: give what paceline.train returned, or"
+            " the path of a run"
+        )
     run, given = (trained.run, trained.given) if isinstance(trained, Result) else (trained, None)
     return score(Path(run), given, data=data, weights=weights)
 

@@ -41,6 +41,7 @@ __all__ = [
     "UserError",
     "RankError",
     "WorkerError",
+    "is_of_users_code",
     "is_out_of_memory",
     "shortened",
     "shown",
@@ -148,6 +149,15 @@ _NO_ROOM = ("can't allocate memory", "Unable to allocate", "not enough memory")
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether there was no memory for something, whoever asked for it."""
     return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_ROOM)
+
+
+RAISED_BY = "raised by "
+"""Begins the note of an error that came out of the user's own code."""
+
+
+def is_of_users_code(error: BaseException) -> bool:
+    """Whether it came out of the user's model, loss or step."""
+    return any(note.startswith(RAISED_BY) for note in getattr(error, "__notes__", ()))
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:

@@ -15,6 +15,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 import threading
@@ -27,12 +28,18 @@ from typing import Any
 from paceline.errors import ConfigError
 from paceline.text import user_path
 
-__all__ = ["is_object", "is_reference", "object_name", "reference_to", "resolve", "resolve_factory"]
+__all__ = [
+    "is_object", "is_reference", "object_name", "reference_to", "refuse_other_arguments", "resolve",
+    "resolve_factory",
+]  # fmt: skip
 
 PARQUET = "parquet:"
 """Begins the name of data in Parquet files; their path follows, and is no callable."""
 OBJECT = "object:"
 """Begins the name of something that only the process that made it has."""
+
+SHOWN = 2
+"""Items of a list of the user's own that are named."""
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -236,6 +243,23 @@ def _is_found_elsewhere(module: str) -> bool:
     return any(Path(entry).resolve() == root for entry in sys.path[1:])
 
 
+def refuse_other_arguments(function: Callable[..., Any], who: str, *words: str) -> None:
+    """Refuse a function of the user's own that cannot be called with so many arguments.
+
+    >>> refuse_other_arguments(lambda model, batch: 0, "step 'update'", "model", "batch")
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # written in C: only calling it tells
+        return
+    try:
+        signature.bind(*words)
+    except TypeError:
+        raise ConfigError(
+            f"{who} takes {signature}, but is called with ({', '.join(words)}): let it take these"
+        ) from None
+
+
 def is_object(text: str) -> bool:
     """Whether `text` is what a run says of something that was handed over as an object.
 
@@ -259,7 +283,9 @@ def _described(thing: object) -> str:
     if isinstance(thing, functools.partial):
         return f"partial({_described(thing.func)})"
     if type(thing) in (tuple, list):
-        return f"({', '.join(_described(each) for each in thing)})"  # type: ignore[attr-defined]
+        first = [_described(each) for each in thing[:SHOWN]]  # type: ignore[index]
+        more = [f"... {len(thing)} in all"] if len(thing) > SHOWN else []  # type: ignore[arg-type]
+        return f"({', '.join([*first, *more])})"
     name = getattr(thing, "__qualname__", None)
     if isinstance(name, str):
         return f"{getattr(thing, '__module__', None) or 'builtins'}.{name}"

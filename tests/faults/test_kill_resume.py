@@ -79,8 +79,9 @@ def test_a_killed_rank_ends_the_run_with_its_number(
     subject.wait_for_checkpoint(process)
     victim = ranks_of(process.pid)[1]
     os.kill(victim, signal.SIGKILL)
-    _, error = process.communicate(timeout=600)
+    output, error = process.communicate(timeout=600)
     assert process.returncode == 1
+    assert "continue with: paceline train --resume --run" in output
     assert error.startswith("paceline: rank 1 was killed by SIGKILL (often: out of memory) in ")
     assert len(error.splitlines()) == 1
     # What was saved before is whole.

@@ -153,6 +153,17 @@ def test_an_error_of_a_step_is_said_to_be_one(tmp_path: Path) -> None:
     (note,) = raised.value.__notes__
     assert "raised by the step" in note
     assert "broken" in note
+    assert not (tmp_path / "run").exists()  # in which nothing was trained
+
+
+def interrupted(net: nn.Module, batch: Any) -> torch.Tensor:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_before_the_first_update_leaves_no_run(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "run", settings={}, step=interrupted)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ def command(folder: Path, model: str | None, data: str | None, to: str | None) -
     paceline init flowers
     paceline init --model net.py:Net --data net.py:points
     """
+    from paceline.workflow.named_data import named_data
     from paceline.workflow.starting import begin, choose, look
 
     found = look(folder)
@@ -38,7 +39,8 @@ def command(folder: Path, model: str | None, data: str | None, to: str | None) -
         click.echo(f"found: {script}, a script that trains by itself; nothing was written")
         click.echo(f"next: paceline run {shlex.quote(script)}")
         return
-    chosen, source = choose(found, model, data)
+    named = named_data(folder, data, found) if data is not None else None
+    chosen, source = choose(found, model, named)
     beginning = begin(folder.resolve().name, chosen, source)
     path = folder / (to or beginning.name)
     try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.config.help import settings_help
-from paceline.errors import ConfigError, RunError, UserError
+from paceline.errors import ConfigError, DivergedError, RunError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -191,8 +191,9 @@ def command(
                 result = api.run_training(start)
                 while result.changes:
                     result = api.run_training(go_on(result))
-            except RunError:
-                if hosts is not None and (start.run.checkpoints / "latest").exists():
+            except RunError as error:
+                saved = (start.run.checkpoints / "latest").exists()
+                if saved and not isinstance(error, DivergedError):
                     say(_continue_with(start.run.path, where))
                 raise
     _show(result, as_json, where)

@@ -181,6 +181,18 @@ class Dataset:
     """How a picture becomes a sample; None where that is the user's own code."""
 
     @property
+    def left_out(self) -> str:
+        """What a training says of files that take no part; empty where all do."""
+        if not self.skipped:
+            return ""
+        first, more = self.skipped[0], len(self.skipped) - 1
+        rest = f" and {more} more" if more else ""
+        return (
+            f"note: files of {self.name} take no part: {first.path} ({first.reason}){rest};"
+            f" `paceline data FOLDER` lists them"
+        )
+
+    @property
     def signature(self) -> Signature:
         """What a model that is trained on it takes."""
         return Signature(

@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import nn
 
-from paceline.errors import ConfigError, DataError, PacelineError
+from paceline.errors import RAISED_BY, ConfigError, DataError, PacelineError
 from paceline.local.values import full_precision, scored, shapes_of
 
 Loss = Callable[[Any, Any], Any]
@@ -324,7 +324,7 @@ def users_code(step: Step, model: nn.Module, values: Any, count: int) -> Iterato
                 f" together ({reason}): let the dataset give {weights}, as x.float() does (bytes"
                 " also divided by 255, as a rule), or convert them in the model"
             ) from error
-        error.add_note(f"raised by {who}, on {shapes_of(values)}")
+        error.add_note(f"{RAISED_BY}{who}, on {shapes_of(values)}")
         raise
 
 

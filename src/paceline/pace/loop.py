@@ -21,6 +21,7 @@ from paceline.observe.recorder import make_recorder
 from paceline.pace.batches import Batches
 from paceline.pace.carrying import Following
 from paceline.pace.compressed import Compressed, exchange_settings
+from paceline.pace.counted import refuse_unweighed
 from paceline.pace.keeping import (
     OWN,
     Keeper,
@@ -39,6 +40,7 @@ from paceline.pace.legs import Legs
 from paceline.pace.meter import Meter
 from paceline.pace.prepared import Prepared
 from paceline.pace.ranks import Ranks
+from paceline.pace.sameness import Sameness
 from paceline.run import RunDirectory
 from paceline.schema import RankContext
 from paceline.schema.config import Train
@@ -85,6 +87,8 @@ class Pace:
         self._follows_speed = shares is None and given_shares() is None
         self._shares = Shares(shares).numbers()
         self._prepared = Prepared(self._ranks)
+        self._sameness = Sameness(self._ranks, self._prepared)
+        self._sameness.checks_buffers = exact
         self._meter = Meter(self._ranks)
         self._working = self._meter.working
         self._compressed = Compressed(
@@ -192,6 +196,7 @@ class Pace:
                 " leave behind: use Pace(legs=False)"
             )
         self._following.carrying.reason = "pace.part has given ranks rows of their own"
+        self._sameness.checks_buffers = False  # a model may keep the state of these columns
         whole = self._ranks.of_first(whole)
         begin, end = span_of(whole.shape[dim], self._shares, self.rank)
         found = whole.narrow(dim, begin, end - begin)
@@ -234,6 +239,8 @@ class Pace:
             loss.backward(**options)  # type: ignore[no-untyped-call]
             self._meter.computed(time.perf_counter() - self._working.since)
         else:
+            if part is not None:
+                refuse_unweighed(loss, part[0])
             self._backward(loss, self._factor(found.weight, part), options)
         self._working.since = self._meter.last = time.perf_counter()
         if not self._prepared.optimizers:
@@ -255,6 +262,8 @@ class Pace:
         return float(weight) / total if total else 0.0
 
     def _backward(self, loss: torch.Tensor, factor: float, options: dict[str, Any]) -> None:
+        if self._legs is None:
+            self._sameness.before_pass()
         began, gradients = time.perf_counter(), self._prepared.gradients
         if self._legs is not None:
             self._legs.bodies.takes_gradients(gradients.named.values())
@@ -390,6 +399,7 @@ class Pace:
         """Log and save; every rank calls it."""
         keeper = self._keeper
         assert keeper is not None
+        self._sameness.check()
         if not self._exact:  # statistics of each rank's own part: the first one's are kept
             self._ranks.spread(self._prepared.buffers())
         shares = [round(share / sum(self._shares), 4) for share in self._shares]

@@ -22,7 +22,7 @@ from paceline.pace.keeping import (
     optimizer_states,
 )
 from paceline.pace.ranks import Ranks
-from paceline.training.checkpoint import pack_state, unpack_state
+from paceline.training.checkpoint import check_model, pack_state, unpack_state
 from paceline.training.optimizers import needs_closure
 
 
@@ -42,6 +42,7 @@ class Prepared:
     def add_model(self, model: nn.Module, *, exact: bool) -> None:
         """`exact`: BatchNorm over the whole batch."""
         check_trainable(model)
+        check_model(model)
         before = f"{len(self.models)}."
         self.models.append(model)
         for name, parameter in model.named_parameters():

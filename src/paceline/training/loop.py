@@ -29,8 +29,8 @@ from paceline.training.comparison import comparison, node_memory_mb
 from paceline.training.continuing import Continuing
 from paceline.training.device import use_deterministic
 from paceline.training.evaluate import evaluate, existing
-from paceline.training.optimizers import batch_factor, schedule_factor
-from paceline.training.parts import make_parts
+from paceline.training.optimizers import batch_factor, decides_rate, schedule_factor
+from paceline.training.parts import make_parts, own_optimizer
 from paceline.training.proof import prove
 from paceline.training.shares import describe_shares, fairer_shares, rebalanced, worker_shares
 from paceline.training.team import means_of
@@ -62,6 +62,8 @@ def _train(task: Task, recorder: Recorder) -> Outcome:
     use_deterministic(task.config.train.deterministic)
     parts = make_parts(task.config, task.given)
     opened = time.perf_counter() - start
+    if parts.dataset.left_out and task.context.is_first:
+        task.view.say(parts.dataset.left_out)
     task = dataclasses.replace(task, checkpoint=agreed_checkpoint(task))
     try:
         prove(task, parts, recorder)
@@ -260,6 +262,9 @@ class Trainer(Continuing):
     def describe_divergence(self, loss: float) -> str:
         """What happened, what may help, and what is left."""
         rate = self.config.optimizer.learning_rate * self.rate_factor
+        at, lower = f", learning rate {rate:g}", "lower optimizer.learning_rate"
+        if decides_rate(own_optimizer(self.config, self.task.given)):
+            at, lower = "", "lower the learning rate that your optimizer sets"
         newest = self.checkpoints.newest()
         kept = f"the newest checkpoint is {newest}" if newest else "there is no checkpoint yet"
         where = ""
@@ -267,7 +272,7 @@ class Trainer(Continuing):
             where = f" on {self.task.plan.nodes[self.task.context.node].host}"
         return (
             f"the loss{where} became {loss:g} at update {self.position.update + 1} (epoch"
-            f" {self.position.epoch + 1}, learning rate {rate:g}): lower optimizer.learning_rate,"
+            f" {self.position.epoch + 1}{at}): {lower},"
             f" raise optimizer.warmup, or set optimizer.clip_norm; {kept}"
         )
 

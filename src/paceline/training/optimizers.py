@@ -74,6 +74,11 @@ def without_effect(
     return found
 
 
+def decides_rate(custom: Callable[..., Any] | None) -> bool:
+    """Whether an optimizer of the user's own has a learning rate that no setting changes."""
+    return custom is not None and not _takes(custom)
+
+
 def _called(custom: Callable[..., Any]) -> str:
     return str(getattr(custom, "__qualname__", type(custom).__qualname__))
 

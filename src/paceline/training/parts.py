@@ -30,7 +30,13 @@ from paceline.local.cores import usable_cores
 from paceline.local.steps import Loss, OwnStep, Step, Supervised
 from paceline.local.tiles import describe_tiles
 from paceline.models.factory import call_factory, initialise_lazy
-from paceline.references import OBJECT, is_reference, resolve, resolve_factory
+from paceline.references import (
+    OBJECT,
+    is_reference,
+    refuse_other_arguments,
+    resolve,
+    resolve_factory,
+)
 from paceline.schema import Config, Plan
 from paceline.schema.config import LOSSES
 from paceline.schema.signature import Signature
@@ -139,6 +145,7 @@ def make_step(config: Config, given: Given) -> Step:
             raise ConfigError(
                 f"step {work.step!r} is a class: give a function (model, batch) -> loss"
             )
+        refuse_other_arguments(step, f"step {work.step.removeprefix(OBJECT)!r}", "model", "batch")
         return OwnStep(function=step, name=repr(work.step.removeprefix(OBJECT)))
     loss = given.loss if given.loss is not None else _named_loss(work.loss)
     handed = given.metrics or {}
@@ -152,6 +159,8 @@ def make_step(config: Config, given: Given) -> Step:
         name: handed[name] if name in handed else resolve(reference, f"workload.metrics.{name}")
         for name, reference in work.metrics.items()
     }
+    for name, metric in metrics.items():
+        refuse_other_arguments(metric, f"metric {name!r}", "outputs", "targets")
     return Supervised(
         loss=_checked_loss(loss, work.loss),
         name=work.loss,
@@ -165,6 +174,8 @@ def data_request(config: Config, given: Given | None = None) -> DataRequest:
     collate = given.collate_fn if given is not None else None
     if collate is None and config.workload.collate_fn:
         collate = resolve(config.workload.collate_fn, "workload.collate_fn")
+    if collate is not None:
+        refuse_other_arguments(collate, "collate_fn", "samples")
     size = config.data.image_size
     channels = None
     if size is None and config.workload.model in models.names():
@@ -217,6 +228,7 @@ def _checked_loss(loss: Loss, name: str) -> Loss:
             " function (outputs, targets) -> mean over the samples"
         )
     _refuse_own_weights(loss, name)
+    refuse_other_arguments(loss, f"loss {name.removeprefix(OBJECT)!r}", "outputs", "targets")
 
     def checked(outputs: Any, targets: torch.Tensor) -> Any:
         if loss is nn.functional.cross_entropy:

@@ -20,6 +20,9 @@ from paceline.local.state import WHOLE, OwnOptimizer
 
 SHAPES = ((6, 5), (5,), (3, 2, 3, 3), (4, 1), (), (2, 8))
 UPDATES = 4
+LATER = (10, 100, 1_000, 10_000, 100_000)
+"""Updates of which one more is tried each, as if all before had been made: what an optimizer does
+after a warm-up (a trust ratio, a projection) shows only then."""
 
 
 def acts_on_pieces(build: OptimizerFactory) -> bool:
@@ -42,19 +45,41 @@ def _agree(build: OptimizerFactory) -> bool:
     ]
     begun = [each.read()[WHOLE] for each in kept]
     for update in range(UPDATES):
-        for number, (each, parts) in enumerate(zip(whole, pieces, strict=True)):
-            has_none = number == update  # a layer without a gradient now and then
-            each.grad = None if has_none else torch.randn(each.shape) * 10.0 ** (number - 2)
-            for part, gradient in zip(parts, _cut(each.grad), strict=True):
-                part.grad = None if gradient is None else gradient.clone()
+        _update(whole, pieces, without=update)  # a layer without a gradient now and then
         first.step()
         second.step()
+    for count in LATER:
+        _update(whole, pieces, without=None)
+        for optimizer in (first, second):
+            _pass_over(optimizer, count)
+            optimizer.step()
     ends = [each.read() for each in kept]
     return (
         all(_same(each, parts) for each, parts in zip(whole, pieces, strict=True))
         and all(end.pop(WHOLE) == start for end, start in zip(ends, begun, strict=True))
         and _states_agree(first, second, whole, pieces)
     )
+
+
+def _update(
+    whole: list[nn.Parameter], pieces: list[list[nn.Parameter]], *, without: int | None
+) -> None:
+    """New gradients, of very different sizes."""
+    for number, (each, parts) in enumerate(zip(whole, pieces, strict=True)):
+        has_none = number == without
+        each.grad = None if has_none else torch.randn(each.shape) * 10.0 ** (number - 2)
+        for part, gradient in zip(parts, _cut(each.grad), strict=True):
+            part.grad = None if gradient is None else gradient.clone()
+
+
+def _pass_over(optimizer: torch.optim.Optimizer, count: int) -> None:
+    """Let the optimizer's counters say that so many updates have been made."""
+    for state in optimizer.state.values():
+        counter = state.get(COUNTER)
+        if isinstance(counter, torch.Tensor):
+            counter.fill_(count)
+        elif counter is not None:
+            state[COUNTER] = count
 
 
 def _cut(tensor: torch.Tensor | None) -> list[Any]:

@@ -156,7 +156,7 @@ class Plainly:
         """
         if anew:
             self.outside.restore()
-        model = self._model(settled=settled)
+        model = self.model(settled=settled)
         if nudge is not None:
             _nudge(model, nudge)
         start = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
@@ -170,7 +170,7 @@ class Plainly:
             sizes = [batch.count] if divide is None else list(divide(batch.count))
             total = 0.0
             for part in batch.parts(sizes):
-                loss, weight, given = self._loss(model, part)
+                loss, weight, given = self.loss(model, part)
                 if outputs is None and isinstance(given, torch.Tensor):
                     outputs = given.detach()
                 if len(sizes) > 1:
@@ -199,7 +199,7 @@ class Plainly:
 
     def outputs(self, batch: Drawn, sizes: Sequence[int]) -> torch.Tensor:
         """What a new model gives for a batch, part by part, BatchNorm aside."""
-        model = self._model(settled=True)
+        model = self.model(settled=True)
         with torch.no_grad():
             return torch.cat([self._forward(model, part.inputs) for part in batch.parts(sizes)])
 
@@ -210,39 +210,20 @@ class Plainly:
         """
         found = []
         for earlier in (before, batch):
-            model = self._model(settled=True)
+            model = self.model(settled=True)
             self.outside.restore()
-            self._loss(model, earlier.whole())
-            found.append(float(self._loss(model, batch.whole())[0].detach()))
+            self.loss(model, earlier.whole())
+            found.append(float(self.loss(model, batch.whole())[0].detach()))
         return all(map(math.isfinite, found)) and not math.isclose(*found, rel_tol=CARRIED)
 
-    def loss_apart(self, batch: Drawn, sizes: Sequence[int]) -> float | None:
-        """How far the loss of a batch is from the mean of its parts' losses, by their weights.
-
-        Of a step of the user's own, whose outputs nobody sees: by its value alone.
-        """
-        model = self._model(settled=True)
-        self.outside.restore()
-        try:
-            with torch.no_grad():
-                whole = float(self._loss(model, batch.whole())[0])
-                found = [self._loss(model, part) for part in batch.parts(sizes)]
-        except RuntimeError:  # a step that takes derivatives itself
-            return None
-        counted = [(loss, weight) for loss, weight, _ in found if weight != 0.0]
-        value = sum(float(loss) * (1.0 if weight is None else weight) for loss, weight in counted)
-        value /= sum(weight or 0.0 for _, weight in counted) or 1.0
-        if not math.isfinite(whole):
-            return None
-        return abs(value - whole) / abs(whole) if whole else abs(value)
-
-    def _model(self, *, settled: bool) -> nn.Module:
+    def model(self, *, settled: bool) -> nn.Module:
+        """A new one, in training mode."""
         model = self.parts.build_model().to(self.device).train()
         if settled:
             settle(model)
         return model
 
-    def _loss(self, model: nn.Module, part: Samples) -> tuple[torch.Tensor, float | None, Any]:
+    def loss(self, model: nn.Module, part: Samples) -> tuple[torch.Tensor, float | None, Any]:
         """Of a part: the loss, its weight (None: a sum), and the model's outputs if they show."""
         step, outputs = self.parts.step, None
         values = mapped(part.values, lambda tensor: tensor.to(self.device))
@@ -299,53 +280,3 @@ def _nudge(model: nn.Module, seed: int) -> None:
         if parameter.is_floating_point():
             noise = torch.randn(parameter.shape, generator=generator).to(parameter)
             parameter.mul_(1 + NUDGE * noise)
-
-
-def loss_apart(
-    step: Supervised, outputs: torch.Tensor, targets: torch.Tensor, sizes: Sequence[int]
-) -> float | None:
-    """How far the loss of a batch is from the mean of its parts' losses, by their weights.
-
-    The larger of the relative errors of the loss and of its gradient; None where it cannot be told.
-    """
-    whole = _loss_and_gradient(step, outputs, targets)
-    if whole is None or not (math.isfinite(whole[0]) and bool(torch.isfinite(whole[1]).all())):
-        return None
-    value, total, gradients = 0.0, 0.0, []
-    pieces = zip(torch.split(outputs, list(sizes)), torch.split(targets, list(sizes)), strict=True)
-    for piece, wanted in pieces:
-        part = _loss_and_gradient(step, piece, wanted)
-        if part is None:
-            return None
-        if part[2] == 0.0:  # nothing of it counts: its mean is 0 / 0
-            gradients.append(torch.zeros_like(part[1]))
-            continue
-        weight = 1.0 if part[2] is None else part[2]
-        value += part[0] * weight
-        total += 0.0 if part[2] is None else weight
-        gradients.append(part[1] * weight)
-    value, gradient = value / (total or 1.0), torch.cat(gradients) / (total or 1.0)
-    gradient_norm = norm(whole[1])
-    apart = norm(gradient - whole[1]) / gradient_norm if gradient_norm else 0.0
-    if not (math.isfinite(value) and math.isfinite(apart)):
-        return math.inf
-    return max(apart, abs(value - whole[0]) / abs(whole[0])) if whole[0] else apart
-
-
-def _loss_and_gradient(
-    step: Supervised, outputs: torch.Tensor, targets: torch.Tensor
-) -> tuple[float, torch.Tensor, float | None] | None:
-    """The loss, its gradient, and its weight; None for that of a sum."""
-    leaf = outputs.detach().clone().requires_grad_()
-    try:
-        with still():
-            found = step.loss(leaf, targets)
-        named = found if isinstance(found, Mapping) else {"loss": found}
-        (gradient,) = torch.autograd.grad(named["loss"], leaf)
-    except Exception:  # the user's own code, on outputs that its model did not give
-        return None
-    given = named.get("weight")
-    if given is None:
-        given = len(targets)
-    weight = None if isinstance(given, str) else float(given)
-    return float(named["loss"].detach()), gradient, weight

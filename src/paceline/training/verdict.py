@@ -15,9 +15,10 @@ from paceline.schema.proof import Cause, Proof
 from paceline.schema.strategies import strategy_of
 from paceline.training.assemble import Task, global_sampler
 from paceline.training.compare import TOLERANCE, Difference, WeightComparison, compare
+from paceline.training.loss_parts import loss_apart, step_apart, step_apart_in_float64
 from paceline.training.parts import Parts
 from paceline.training.proof_samples import division, following_samples
-from paceline.training.reference import Drawn, Plainly, ReferenceResult, loss_apart
+from paceline.training.reference import Drawn, Plainly, ReferenceResult
 
 LOSS_BATCHES = 8
 """Real batches whose loss is held against that of its parts,"""
@@ -27,8 +28,6 @@ LOSS_SAMPLES = 32
 """and with so many samples where targets come only with their inputs."""
 STEP_BATCHES = 2
 """Such batches of a step of the user's own, which computes the model with the loss."""
-LOSS_TOLERANCE = 0.001
-"""Relative; sums of a few hundred losses in fp32 are 1e-6 apart."""
 NOT_A_MEAN = (
     "the loss is not a mean over samples (class weights, ignore_index, reduction='sum' or the like)"
 )
@@ -89,7 +88,7 @@ def judged(
     proof = dataclasses.replace(proof, tensors=comparison.tensors, largest=comparison.largest)
     divides = len(division(task.plan, task.plan.batch_size)) > 1
     apart = _loss_of_real_batches(task, plainly, expected) if divides else 0.0
-    if not comparison.differences and apart <= LOSS_TOLERANCE:
+    if not comparison.differences and not apart:
         return dataclasses.replace(proof, passed=True)
     who, remedy = name_of(task.plan), remedy_for(task)
     if not comparison.differences:
@@ -125,14 +124,13 @@ def _why(
 ) -> tuple[Cause, str]:
     """The cause of a difference, as far as plain trainings tell."""
     sizes, step = division(task.plan, batches[0].count), plainly.parts.step
-    if apart > LOSS_TOLERANCE:
+    if apart:
         return "loss", _not_a_mean(plainly)
     if len(sizes) > 1 and expected.outputs is not None and isinstance(step, Supervised):
         targets = batches[0].whole().targets
-        if len(expected.outputs) == len(targets):
-            here = loss_apart(step, expected.outputs, targets, sizes)
-            if here is not None and here > LOSS_TOLERANCE:
-                return "loss", NOT_A_MEAN
+        alike = len(expected.outputs) == len(targets)
+        if alike and loss_apart(step, expected.outputs, targets, sizes):
+            return "loss", NOT_A_MEAN
         if _looks_across(plainly, batches[0], sizes, expected.outputs):
             return "samples", "what the model gives for a sample depends on the rest of the batch"
     if found.name in expected.unused:
@@ -196,7 +194,7 @@ def _loss_of_real_batches(task: Task, plainly: Plainly, expected: ReferenceResul
         targets = targets.to(outputs.device)
         rows = outputs[torch.arange(len(targets)) % len(outputs)]
         apart = loss_apart(step, rows, targets, division(task.plan, len(targets)))
-        largest = max(largest, apart or 0.0)
+        largest = max(largest, apart)
     return largest
 
 
@@ -206,8 +204,13 @@ def _loss_of_step(task: Task, plainly: Plainly) -> float:
     largest = 0.0
     for step in range(min(STEP_BATCHES, sampler.steps_per_epoch)):
         numbers = sampler.batch(0, step)[:LOSS_SAMPLES]
+        sizes = division(task.plan, len(numbers))
         batch = Drawn(plainly.parts.dataset.train, numbers)
-        largest = max(largest, plainly.loss_apart(batch, division(task.plan, batch.count)) or 0.0)
+        largest = max(largest, step_apart(plainly, batch, sizes))
+        if step == 0:
+            few = dataclasses.replace(batch, numbers=numbers[: 2 * len(sizes) + 1])
+            sizes = division(task.plan, few.count)
+            largest = max(largest, step_apart_in_float64(plainly, few, sizes))
     return largest
 
 

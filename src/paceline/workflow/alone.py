@@ -51,6 +51,8 @@ def _with_view(start: TrainingStart, view: View) -> Outcome:
     opening = time.perf_counter()
     parts = make_parts(config, start.given)
     opened = time.perf_counter() - opening
+    if parts.dataset.left_out:
+        view.say(parts.dataset.left_out)
     try:
         with observed(Task(config=config, plan=_no_plan(config), run=start.run, view=view)) as seen:
             home = Home(

@@ -264,7 +264,7 @@ def find_tables(folder: Path) -> tuple[list[Data], list[str]]:
     return found, passed
 
 
-def choose(found: Found, model: str | None, data: str | None) -> tuple[Model | None, Data | None]:
+def choose(found: Found, model: str | None, named: Data | None) -> tuple[Model | None, Data | None]:
     """What is to be trained, by what was asked for; what is not clear is refused."""
     models = [m for m in found.models if model is None or model in (m.reference, m.name, m.file)]
     if model is not None and not models:
@@ -273,9 +273,7 @@ def choose(found: Found, model: str | None, data: str | None) -> tuple[Model | N
     if len(models) > 1:
         names = ", ".join(m.reference for m in models)
         raise ConfigError(f"there are {len(models)} models here ({names}): say --model NAME")
-    sources = [d for d in found.data if data is None or data.rstrip("/") == d.place]
-    if data is not None and not sources:
-        sources = [Data(kind="named", place=data)]
+    sources = list(found.data) if named is None else [named]
     if len(sources) > 1:
         names = ", ".join(d.place for d in sources)
         raise ConfigError(f"there is more than one thing to train on ({names}): say --data NAME")

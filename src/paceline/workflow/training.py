@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from paceline.errors import RunDirectoryError, UserError, shown
+from paceline.errors import RunDirectoryError, UserError, is_of_users_code, shown
 from paceline.plan import asked_node, asked_plan, refuse_foreign_options
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, write_json
@@ -132,8 +132,9 @@ def run_training(start: TrainingStart) -> Result:
         if requests is None or not requests.changes or not result.exit_code:
             return result
         return dataclasses.replace(result, changes=requests.changes)
-    except UserError:
-        start.run.discard()
+    except BaseException as error:
+        if isinstance(error, UserError | KeyboardInterrupt) or is_of_users_code(error):
+            start.run.discard()  # unless something was trained
         raise
     finally:
         start.run.unlock()

@@ -133,6 +133,37 @@ def test_tables_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     assert len(found.passed_over) == 4
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nosuch", "unknown data set 'nosuch'"),
+        ("empty", "without pictures by class"),
+        ("notes.txt", "is a .txt"),
+        ("missing.py:points", "there is no file"),
+        ("tables", "name one of its files, as tables/text.csv"),
+        ("tables/text.csv", "the text 'oops'"),
+    ],
+)
+def test_data_that_is_not_there_is_no_beginning(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "text.csv").write_text("1,2,a\n3,oops,b\n5,6,a\n")
+    (tmp_path / "notes.txt").write_text("nothing")
+    with pytest.raises(ConfigError, match=said):
+        init(tmp_path, "--data", name)
+    assert not list(tmp_path.glob("*.toml"))
+
+
+def test_data_that_lies_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "rows.csv").write_text("1,2,a\n3,4,b\n5,6,a\n")
+    init(tmp_path, "--data", "tables/rows.csv")
+    assert "'tables/rows.csv'" in (tmp_path / "start.py").read_text().replace('"', "'")
+    (tmp_path / "points.py").write_text("def points(): ...")
+    init(tmp_path, "--data", "points.py:points")
+    assert settings(tmp_path)["data"] == "points.py:points"
+
+
 def test_whole_numbers_are_classes_and_others_amounts() -> None:
     assert class_count(np.array([0, 2, 1])) == 3
     assert class_count(np.array([-1, 2])) is None

@@ -251,6 +251,8 @@ def test_bad_files_are_left_out_and_stated(tmp_path: Path) -> None:
             assert reason in reasons[f"cat/{name}"]
         assert len(dataset.train) + len(dataset.test) == 12
         assert any("1 files that are not images" in note for note in dataset.notes)
+        assert "cat/cut.jpg (damaged" in dataset.left_out
+        assert "and 5 more" in dataset.left_out
         assert bool(torch.isfinite(everything(dataset)).all())
         assert dataset.train.skipped_while_reading == ()
 

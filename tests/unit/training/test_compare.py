@@ -9,7 +9,8 @@ import torch
 
 from paceline.local.steps import Supervised
 from paceline.training.compare import WeightComparison, compare
-from paceline.training.reference import ReferenceResult, loss_apart
+from paceline.training.loss_parts import loss_apart
+from paceline.training.reference import ReferenceResult
 
 
 def trained(change: float = 0.01, momentum: float = 1.0) -> ReferenceResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -152,6 +153,26 @@ class Signs(Normed):
         return gradient.sign()
 
 
+class NormedLater(Normed):
+    """Begins to look at whole parameters after a warm-up."""
+
+    def __init__(self, parameters: Any, lr: float, *, tensor: bool = False) -> None:
+        super().__init__(parameters, lr)
+        self.tensor = tensor
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for each in group["params"]:
+                if each.grad is None:
+                    continue
+                state = self.state[each]
+                state.setdefault("step", torch.tensor(0.0) if self.tensor else 0)
+                state["step"] += 1
+                long = self.direction(each.grad) if state["step"] > 500 else each.grad.sign()
+                each.add_(long, alpha=-group["lr"])
+
+
 class Counting(Signs):
     """Keeps something that belongs to no parameter."""
 
@@ -186,8 +207,8 @@ def test_optimizers_that_treat_every_number_by_itself_are_found(own: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    "own", [optim.Adafactor, optim.Muon, optim.NAdam, Normed, Counting, of_ten,
-            without_decay_on_biases],
+    "own", [optim.Adafactor, optim.Muon, optim.NAdam, Normed, NormedLater,
+            partial(NormedLater, tensor=True), Counting, of_ten, without_decay_on_biases],
 )  # fmt: skip
 def test_so_are_those_that_need_whole_parameters(own: Any) -> None:
     """NAdam keeps a number per parameter besides its count."""

@@ -8,7 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from test_own_loop import SCRIPT, TOLERANCE, difference, plainly
+
+import paceline
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 pytestmark = [pytest.mark.timeout(900), pytest.mark.world_size(2)]
@@ -52,7 +55,33 @@ def test_what_a_run_leaves_can_be_looked_at(run_cli: Cli, tmp_path: Path) -> Non
 REFUSED = {
     "loss.backward()": ("loss.backward()", "call pace.backward"),
     "no weight": ("del batch; pace._working.parts.clear(); pace.backward(loss)", "say by what"),
-}
+    "ignored targets": (
+        "pace.backward(scored(model(batch[0]), torch.tensor([0, -100])))", "1 of 2 targets",
+    ),
+    "weighed classes": (
+        "pace.backward(scored(model(batch[0]), torch.arange(2), 1 + torch.arange(3.0)))",
+        "the weights of their classes",
+    ),
+    "more targets than samples": (
+        "pace.backward(scored(model(batch[0]).repeat(3, 1)[:5], torch.zeros(5).long()))",
+        "5 targets for 2 samples",
+    ),
+    "statistics of a part": (
+        "model.register_buffer('mean', torch.ones(()) * pace.rank); pace.backward(loss)",
+        "the model changes mean by each rank's part",
+    ),
+    "noise of each rank": (
+        "pace.backward(loss); model.weight.data.add_(torch.randn(1, 2), alpha=1e-2)",
+        "different weights of 0.weight",
+    ),
+}  # fmt: skip
+
+
+def test_weights_that_cannot_be_saved_are_refused_at_once() -> None:
+    model = torch.nn.Linear(2, 1)
+    model.register_buffer("phase", torch.zeros(2, dtype=torch.complex128))
+    with pytest.raises(paceline.UserError, match="complex128"):
+        paceline.Pace().prepare(model)
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -61,6 +90,9 @@ def test_what_would_be_wrong_in_silence_is_refused(run_cli: Cli, tmp_path: Path,
     (tmp_path / "wrong.py").write_text(
         "import paceline, torch\n"
         "from torch.utils.data import DataLoader, TensorDataset\n"
+        "def scored(outputs, targets, weight=None):\n"
+        "    scores = outputs * torch.ones(3)\n"
+        "    return 0.5 * torch.nn.functional.cross_entropy(scores, targets, weight) + 1\n"
         "pace = paceline.Pace()\n"
         "model = torch.nn.Linear(2, 1)\n"
         "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
