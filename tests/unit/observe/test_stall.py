@@ -184,13 +184,14 @@ def test_ranks_that_work_and_do_not_wait_are_left_alone(tmp_path: Path) -> None:
 
 
 RANK = """
-import os, signal, sys, time
+import os, psutil, signal, sys, time
 from pathlib import Path
 from paceline.local.board import Board
 from paceline.observe.mailbox import FolderPosts
 from paceline.observe.stall import StallSettings, StallWatch, board_place
 from paceline.schema import RankContext
 descriptor, rank, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+is_stopped = lambda text: psutil.Process(int(text)).status() == psutil.STATUS_STOPPED
 board = Board(descriptor, ranks=2, rank=rank, deadline=20.0)
 context = RankContext(rank=rank, world_size=2, local_rank=rank, local_size=2)
 settings = StallSettings(deadline=1.0, least=0.2, tick=0.1)
@@ -199,8 +200,14 @@ watch = StallWatch(context, FolderPosts(folder), place=board_place(board), setti
 with watch:
     board.barrier("start")
     board.enter("update", 7)
+    told = folder / "process"
     if rank == 1:
+        told.with_suffix(".new").write_text(str(os.getpid()))
+        told.with_suffix(".new").rename(told)
         os.kill(os.getpid(), signal.SIGSTOP)
+    # Only then does anybody wait: a busy machine may take its time until the other is stopped.
+    while not (told.exists() and is_stopped(told.read_text())):
+        time.sleep(0.01)
     board.barrier("gradients")
 """
 

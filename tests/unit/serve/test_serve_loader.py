@@ -1,10 +1,11 @@
-"""How large batches are is measured on the model: here on one that sleeps a known time."""
+"""How large batches are is measured on the model: here on one that takes a known time."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from paceline.schema.signature import Signature
 from paceline.schema.version import Compared, Origin, Version
 from paceline.serve.loader import Servable, prepare
-from paceline.serve.setup import LONE_TURNS, LoneChoice, Run
+from paceline.serve.setup import LONE_TURNS, LoneChoice, Run, measured
 
 ABOUT = Version(
     kind="onnx",
@@ -37,18 +38,19 @@ ABOUT = Version(
         (0.3, 0.0, 1),  # the next would take too long to try
     ],
 )
-def test_batches_are_as_large_as_they_gain(
-    monkeypatch: pytest.MonkeyPatch, once: float, each: float, batch: int
-) -> None:
-    monkeypatch.setattr("paceline.serve.loader.LONGEST_MEASURING", math.inf)
+def test_batches_are_as_large_as_they_gain(once: float, each: float, batch: int) -> None:
+    now = 0.0
 
     def run(inputs: np.ndarray) -> np.ndarray:
-        time.sleep(once + each * len(inputs))
+        nonlocal now
+        now += once + each * len(inputs)
         return inputs
 
-    servable = prepare(ABOUT, lambda threads, lone: (run, lambda: None), 0)
-    servable.close()
-    assert servable.setup.batch == batch
+    with ThreadPoolExecutor(1) as pool:
+        setup = measured(
+            ABOUT, run, pool, workers=1, threads=1, most=64, clock=lambda: now, until=math.inf
+        )
+    assert setup.batch == batch
 
 
 def test_a_busy_machine_does_not_keep_a_version_from_answering(
