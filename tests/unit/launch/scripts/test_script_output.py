@@ -20,7 +20,8 @@ class Shown(Screen):
 
     def __init__(self, hosts: dict[int, str] | None = None) -> None:
         self.lines: list[str] = []
-        super().__init__(lambda text, is_error: self.lines.append(text), hosts)
+        super().__init__(lambda text, is_error: self.lines.append(text))
+        self.hosts = dict(hosts or {})
 
     def hear_all(self, rank: int, *lines: str) -> None:
         for line in lines:
