@@ -15,7 +15,8 @@ train: $(READY)
 # Two per core of a small machine: most tests wait for processes that they start.
 TEST_WORKERS ?= 4
 # Threads that wait sleep: those of many processes would spin on the cores that others need.
-PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
+PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile \
+  --no-loadscope-reorder
 
 test: $(READY)
 	$(PYTEST) $(PYTEST_FLAGS)
