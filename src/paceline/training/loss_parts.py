@@ -18,6 +18,7 @@ from torch import nn
 
 from paceline.data.samples import Samples
 from paceline.local.steps import Supervised
+from paceline.local.memory import MEMORY_PART, available_mb
 from paceline.local.still import still
 from paceline.local.values import mapped
 from paceline.training.reference import Drawn, Plainly, norm
@@ -144,10 +145,15 @@ def step_apart(plainly: Plainly, batch: Drawn, sizes: Sequence[int]) -> float:
 
 
 def step_apart_in_float64(plainly: Plainly, batch: Drawn, sizes: Sequence[int]) -> float:
-    """The same by its gradients too, where the step and the model take float64."""
+    """The same by its gradients too, where the step and the model take float64, and memory does."""
     turned = Drawn(batch.source, batch.numbers[::-1].copy())
     try:
-        model = plainly.model(settled=True).double()
+        model = plainly.model(settled=True)
+        numbers = sum(each.numel() for each in model.parameters())
+        # Itself, a copy for each call with its gradient, and the gradients that are kept.
+        if 8e-6 * numbers * (len(sizes) + 5) > MEMORY_PART * available_mb():
+            return 0.0
+        model = model.double()
         for each in model.parameters():
             if each._backward_hooks:  # which belong to the gradient of the whole batch
                 each._backward_hooks.clear()

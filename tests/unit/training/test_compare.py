@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from paceline.local.steps import Supervised
 from paceline.training.compare import WeightComparison, compare
-from paceline.training.loss_parts import loss_apart
-from paceline.training.reference import ReferenceResult
+from paceline.training.loss_parts import loss_apart, step_apart_in_float64
+from paceline.training.reference import Drawn, ReferenceResult
 
 
 def trained(change: float = 0.01, momentum: float = 1.0) -> ReferenceResult:
@@ -100,3 +102,24 @@ def test_a_loss_whose_parts_do_not_add_up() -> None:
 
     exact = loss_apart(Supervised(loss=weighed), outputs, targets, [7, 3])
     assert exact == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize(("free", "widened"), [(1e6, 1), (1e-9, 0)])
+def test_a_model_is_widened_where_there_is_memory_for_it(
+    monkeypatch: pytest.MonkeyPatch, free: float, widened: int
+) -> None:
+    monkeypatch.setattr("paceline.training.loss_parts.available_mb", lambda: free)
+    calls: list[str] = []
+
+    class Model(torch.nn.Linear):
+        def double(self) -> Model:
+            calls.append("double")
+            return super().double()
+
+    class Plain:
+        def model(self, settled: bool) -> Model:
+            return Model(3, 2)
+
+    batch = Drawn(TensorDataset(torch.zeros(3, 3)), np.arange(3))  # type: ignore[arg-type]
+    assert step_apart_in_float64(Plain(), batch, [2, 1]) == 0.0  # type: ignore[arg-type]
+    assert len(calls) == widened
