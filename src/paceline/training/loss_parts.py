@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from paceline.data.samples import Samples
-from paceline.local.steps import Supervised
 from paceline.local.memory import MEMORY_PART, available_mb
+from paceline.local.steps import Supervised
 from paceline.local.still import still
 from paceline.local.values import mapped
 from paceline.training.reference import Drawn, Plainly, norm
