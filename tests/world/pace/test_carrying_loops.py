@@ -52,6 +52,7 @@ def test_without_any_shares_follow(run_cli: Cli, tmp_path: Path) -> None:
     assert lines[0]["shares"] != lines[-1]["shares"]
 
 
+@pytest.mark.slow
 def test_what_is_seen_when_shares_have_changed_is_refused(run_cli: Cli, tmp_path: Path) -> None:
     done = trained(run_cli, tmp_path, "over")
     assert done.returncode != 0

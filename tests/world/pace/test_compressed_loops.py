@@ -30,12 +30,17 @@ def sent(output: str) -> dict[int, list[int]]:
     return found
 
 
-@pytest.mark.parametrize("compression", ["bf16", "powersgd"])
 @pytest.mark.parametrize(
-    ("ranks", "per_host"), [(2, 1), (4, 2), pytest.param(4, 1, marks=pytest.mark.slow)]
-)
+    ("ranks", "per_host", "compression"),
+    [
+        (2, 1, "powersgd"),
+        *(pytest.param(*case, marks=pytest.mark.slow)
+          for case in ((2, 1, "bf16"), (4, 2, "bf16"), (4, 2, "powersgd"), (4, 1, "bf16"),
+                       (4, 1, "powersgd"))),
+    ],
+)  # fmt: skip
 def test_fewer_bytes_between_hosts_and_nearly_the_same_weights(
-    run_cli: Cli, tmp_path: Path, compression: str, ranks: int, per_host: int
+    run_cli: Cli, tmp_path: Path, ranks: int, per_host: int, compression: str
 ) -> None:
     """All ranks end with the same weights, bit for bit, which the script sees to."""
     expected = plainly(tmp_path, KINDS)
@@ -65,6 +70,7 @@ def test_over_mpi(tmp_path: Path, compression: str) -> None:
     assert TOLERANCE < difference(expected, tmp_path / "out.pt") < SLIGHTLY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", ["1", "2"])
 def test_on_one_host_nothing_is_compressed(run_cli: Cli, tmp_path: Path, ranks: str) -> None:
     expected = plainly(tmp_path, "ignored")
@@ -74,6 +80,7 @@ def test_on_one_host_nothing_is_compressed(run_cli: Cli, tmp_path: Path, ranks: 
     assert difference(expected, tmp_path / "out.pt") < TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["bf16", "powersgd"])
 def test_what_compressing_takes_off_comes_back_after_a_resume(
     run_cli: Cli, tmp_path: Path, compression: str
@@ -99,6 +106,7 @@ def test_what_compressing_takes_off_comes_back_after_a_resume(
     assert difference(torch.load(tmp_path / "whole.pt"), tmp_path / "out.pt") == 0.0
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_as_it_began_or_not_at_all(run_cli: Cli, tmp_path: Path) -> None:
     words = ("ignored", "out.pt", "--run", "mine", "--epochs", "4")
     done = run_cli("run", "--nproc", "2", SCRIPT, *words, "--stop", "1", "--compression", "bf16")

@@ -77,6 +77,9 @@ REFUSED = {
 }  # fmt: skip
 
 
+QUICK = ("loss.backward()", "ignored targets", "noise of each rank")
+
+
 def test_weights_that_cannot_be_saved_are_refused_at_once() -> None:
     model = torch.nn.Linear(2, 1)
     model.register_buffer("phase", torch.zeros(2, dtype=torch.complex128))
@@ -84,7 +87,10 @@ def test_weights_that_cannot_be_saved_are_refused_at_once() -> None:
         paceline.Pace().prepare(model)
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in REFUSED],
+)
 def test_what_would_be_wrong_in_silence_is_refused(run_cli: Cli, tmp_path: Path, case: str) -> None:
     line, sentence = REFUSED[case]
     (tmp_path / "wrong.py").write_text(
