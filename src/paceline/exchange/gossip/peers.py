@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -269,13 +270,19 @@ class Neighbours(Network):
             return False
         if note:
             self._heard(node, note)
-        answer = Answer(version=self._mixture.clock, stop=int(self.stops or self.wishes_stop))
+        # Asked once: who is not told that this was the last answer would wait for another.
+        leaving = self._leaving
+        answer = Answer(
+            version=self._mixture.clock,
+            stop=int(self.stops or self.wishes_stop),
+            length=int(leaving),
+        )
         if request.kind == Kind.MIX:
             other = link.receive(torch.empty(self._mixture.elements))
             check_finite(other, "weights")
             part = part_of(self.shares[self.rank], self.shares[node])
             mine, _ = self._mixture.answer(other, part)
-            self._end(link, answer)
+            link.answer(answer)
             link.send(mine)
         elif request.kind == Kind.DONE:
             last = None
@@ -283,15 +290,11 @@ class Neighbours(Network):
                 last = link.receive(torch.empty(self._mixture.elements))
                 check_finite(last, "weights")
             self.roll.finish(node, last, self.shares[node])
-            link.answer(answer)
+            link.answer(replace(answer, length=0))
             return True
         else:
-            self._end(link, answer)
-        return self._leaving
-
-    def _end(self, link: Connection, answer: Answer) -> None:
-        """Answer, and say so if it is for the last time."""
-        link.answer(Answer(version=answer.version, stop=answer.stop, length=int(self._leaving)))
+            link.answer(answer)
+        return leaving
 
     def _heard(self, node: int, word: dict[str, Any]) -> None:
         check_word(word, ("clock",))
