@@ -32,7 +32,7 @@ def held(exported: Path) -> Iterator[tuple[Servable, threading.Event, list[int]]
 
     pool = ThreadPoolExecutor(1)
     setup = Setup(workers=1, threads=1, batch=4, samples_per_second=2.0)
-    yield dataclasses.replace(servable, run=run, pool=pool, setup=setup), go, sizes
+    yield dataclasses.replace(servable, run=run, pool=pool, setup=setup, alone=None), go, sizes
     go.set()
     pool.shutdown()
 
