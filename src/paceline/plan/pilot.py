@@ -317,7 +317,7 @@ def spent(known: Knowledge) -> float:
 
 
 def saved(known: Knowledge) -> float:
-    """Seconds that plans have saved over the first one (since a loss: the first after it).
+    """Seconds that plans have surely saved over the first one (since a loss: the first after it).
 
     By the comparisons that each change of plan was made for: the first plan's own times may be old.
     """
@@ -329,18 +329,20 @@ def saved(known: Knowledge) -> float:
         if leg.role != "keep" or leg.ended:
             continue
         if leg.name != kept:
-            part, kept = part * ratio(known.legs[:index], leg.name, kept), leg.name
+            part, kept = part * sure_ratio(known.legs[:index], leg.name, kept), leg.name
         total += leg.seconds * (1 / part - 1)
     return total
 
 
-def ratio(legs: Sequence[Leg], name: str, other: str) -> float:
-    """An update of a plan as a part of another's, held side by side; 1 where they never were."""
-    found = compare(legs, name, other)
-    if found is not None:
-        return math.exp(found.difference)
-    back = compare(legs, other, name)
-    return math.exp(-back.difference) if back is not None else 1.0
+def sure_ratio(legs: Sequence[Leg], name: str, other: str) -> float:
+    """An update of a plan as a part of another's, held side by side: the end of the interval that
+    promises least. 1 where the two were never held side by side, or do not differ clearly."""
+    found, sign = compare(legs, name, other), 1
+    if found is None:
+        found, sign = compare(legs, other, name), -1
+    if found is None:
+        return 1.0
+    return math.exp(min(0.0, sign * found.difference + CLEAR * found.error))
 
 
 def seconds_of(legs: Sequence[Leg], name: str) -> float:

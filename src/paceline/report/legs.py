@@ -34,7 +34,7 @@ def legs_section(run: RunData) -> Section | None:
     if spent is not None and saved is not None and now is None:
         text.append(
             f"Finding the fastest way took {spent:,.1f} s"
-            + (f" and saved {saved:,.1f} s." if saved > 0 else "; nothing faster was found.")
+            + (f" and saved at least {saved:,.1f} s." if saved else "; nothing faster was found.")
         )
     losses = [leg for leg in run.legs if leg.left or leg.lost_seconds]
     came = [host for leg in run.legs for host in leg.came]

@@ -202,7 +202,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
         rows.append((f"best test {name} ({way})", f"{summary['best_value']:.4g}"))
     if (finding := summary.get("finding_seconds") or 0.0) >= 0.05:
         saved = summary.get("saved_seconds") or 0.0
-        gain = f" (saved about {saved:.1f} s)" if saved >= 0.05 else ""
+        gain = f" (saved at least {saved:.1f} s)" if saved >= 0.05 else ""
         rows.append(("finding the fastest way", f"{finding:.1f} s{gain}"))
     rows.append(("total time", f"{summary['total_seconds']:.1f} s"))
     for name, value in rows:

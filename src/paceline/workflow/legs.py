@@ -24,10 +24,10 @@ from paceline.plan.pilot import (
     Knowledge,
     Option,
     next_leg,
-    ratio,
     saved,
     seconds_of,
     spent,
+    sure_ratio,
     typical,
 )
 from paceline.run import RunDirectory
@@ -419,10 +419,11 @@ class LegTraining:
             plan = dataclasses.replace(plan, predicted=predicted)
         write_json(self._home.run.plan, plan)
         if kept and now is not None:
-            times = 1 / ratio(legs, decision.name, kept[-1].name)
+            times = 1 / sure_ratio(legs, decision.name, kept[-1].name)
+            how = f"at least {times:.2f} times as fast" if times >= 1.005 else "about as fast"
             self._home.view.say(
                 f"from here with {decision.name}: {self._speed(now)} samples/s,"
-                f" {times:.2f} times as fast as {kept[-1].name}"
+                f" {how} as {kept[-1].name}"
             )
 
     def _speed(self, leg: Leg) -> str:

@@ -21,6 +21,7 @@ from paceline.plan.pilot import (
     next_leg,
     saved,
     spent,
+    sure_ratio,
     typical,
 )
 from paceline.schema.legs import Leg
@@ -121,6 +122,24 @@ def test_what_was_saved_is_told_rightly_of_a_machine_whose_load_changes(factor: 
     machine = Machine(speed, updates=5000).run()
     truly = sum(speed(PLAIN, update) - speed(LAYOUT, update) for update in range(5000))
     assert saved(machine.known) == pytest.approx(truly, rel=0.1)
+
+
+def test_no_more_is_claimed_than_the_noise_allows() -> None:
+    """The first plan was timed while the machine was busy: 19 times as slow, or 8, or 45."""
+    machine = Machine({PLAIN: 0.95, LAYOUT: 0.05}, updates=10)
+    for name, role, seconds, error in (
+        (PLAIN, "first", 0.95, 0.43),
+        (LAYOUT, "trial", 0.05, 0.04),
+        (LAYOUT, "keep", 0.05, 0.04),
+    ):
+        machine.make(Decision(name=name, updates=FEWEST, role=role, best=PLAIN))
+        *before, leg = machine.known.legs
+        leg = dataclasses.replace(leg, update_seconds=seconds, error=error)
+        machine.known = dataclasses.replace(machine.known, legs=(*before, leg))
+    assert saved(machine.known) == pytest.approx(
+        FEWEST * (0.95 / math.exp(2 * 0.432) - 0.05), rel=0.01
+    )
+    assert sure_ratio(machine.known.legs, PLAIN, LAYOUT) == 1.0
 
 
 def test_a_short_training_is_left_alone() -> None:

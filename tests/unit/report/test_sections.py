@@ -283,7 +283,7 @@ def test_legs_are_a_band_over_time(tmp_path: Path) -> None:
     report = make_report([whole(path)])
     assert "race" not in [each.key for each in report.sections]
     shown = section(report, "legs")
-    assert "took 0.9 s and saved 3.0 s" in " ".join(shown.text)
+    assert "took 0.9 s and saved at least 3.0 s" in " ".join(shown.text)
     band = figure(report, "legs")
     assert band.order == ("training",)  # this machine's name is in no plan of one machine
     assert [each.base for each in band.series] == [(1.0,), (1.5,), (3.0,)]
