@@ -11,6 +11,7 @@ import hashlib
 import pickle
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -45,7 +46,10 @@ class Batches:
     def __init__(
         self, loader: DataLoader[Any], ranks: Ranks, shares: list[float], working: Working,
         legs: Legs | None = None,
+        following: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:  # fmt: skip
+        """`following`: what the body of a loop runs in."""
+        self._following = following
         self.loader, self._working, self._ranks, self._legs = loader, working, ranks, legs
         self._parts: PartSampler | None = None
         self._divided = loader
@@ -130,7 +134,8 @@ class Batches:
                 working.handed += 1
                 working.since = time.perf_counter()
                 working.waited(asked, working.since - asked)
-                yield batch
+                with self._following():
+                    yield batch
         finally:
             batches.close()
             working.parts.pop(key, None)

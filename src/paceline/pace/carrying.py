@@ -1,18 +1,22 @@
 """Rows of a batch that a loop carries on to the next: with other shares they would be another's.
 
 A recurrent state has a row for every sample of a rank's part. What a model was given is compared
-with what came out of it for earlier batches, by the memory that both lie in.
+with what came out of it for earlier batches, by the memory that both lie in. In the first batches
+what is computed from an output counts as the output: a copy, a masked or a scaled state.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
 
 from paceline.errors import UserError
 from paceline.integrations.shares import tensors_in
@@ -26,6 +30,8 @@ NOTEWORTHY = 1.2
 machine differ by some percent from epoch to epoch."""
 ENOUGH = 2
 """Batches that show whether anything is carried from one to the next."""
+FOLLOWED = ENOUGH + 1
+"""The first batches, in which all that is computed is looked at: one more than show a state."""
 _REMEMBERED = 4096
 """Outputs that are looked for: a loop that keeps more of them gives none back."""
 
@@ -51,6 +57,20 @@ class Carrying:
             if each is model or isinstance(each, nn.RNNBase | nn.RNNCellBase):
                 self._hook(each)
 
+    def following(self) -> AbstractContextManager[object]:
+        """For the body of a loop: what it computes from outputs is looked for like them."""
+        if self._models and self._batch() <= FOLLOWED:
+            return _Computed(self._follow)
+        return nullcontext()
+
+    def _follow(self, given: Any, result: Any) -> None:
+        self._turn()
+        numbers = {each.untyped_storage()._cdata for each in _with_memory(given)}
+        if not self._earlier.keys().isdisjoint(numbers):
+            self._remember(result, self._earlier)
+        elif not self._now.keys().isdisjoint(numbers):
+            self._remember(result, self._now)
+
     def _hook(self, module: nn.Module) -> None:
         compiled: Any = module._compiled_call_impl
         if compiled is None:
@@ -66,15 +86,21 @@ class Carrying:
 
         module._compiled_call_impl = call
 
+    def _turn(self) -> None:
+        """Forget, with a new batch, what nobody holds any more."""
+        if self._number == self._batch():
+            return
+        self._number = self._batch()
+        every = itertools.chain(self._earlier.items(), self._now.items())
+        known = [(number, each) for number, each in every if not each.expired()]  # type: ignore[no-untyped-call]
+        self._earlier = dict(known[-_REMEMBERED:])
+        self._others &= self._earlier.keys()
+        self._now = {}
+
     def _goes_in(self, _: nn.Module, words: Any, named: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        if self._number != self._batch():
-            self._number = self._batch()
-            known = [*self._earlier.items(), *self._now.items()][-_REMEMBERED:]
-            self._earlier = {number: each for number, each in known if not each.expired()}  # type: ignore[no-untyped-call]
-            self._others &= self._earlier.keys()
-            self._now = {}
+        self._turn()
         if not self._earlier:
             return
         given = {each.untyped_storage()._cdata for each in _with_memory((words, named))}
@@ -109,16 +135,38 @@ class Carrying:
         self._others = {*self._earlier, *self._now}
 
     def _comes_out(self, output: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
+        if not torch.compiler.is_compiling():
+            self._remember(output, self._now)
+
+    @staticmethod
+    def _remember(output: Any, where: dict[int, StorageWeakRef]) -> None:
         for each in _with_memory(output):
             found = StorageWeakRef(each.untyped_storage())  # type: ignore[no-untyped-call]
-            self._now[found.cdata] = found
+            where[found.cdata] = found
+
+
+class _Computed(TorchFunctionMode):
+    """Tells what every function of torch was given, and what came of it."""
+
+    def __init__(self, tell: Callable[[Any, Any], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def __torch_function__(
+        self, function: Any, types: Any, words: Any = (), named: Any = None
+    ) -> Any:
+        result = function(*words, **(named or {}))
+        if not torch.compiler.is_compiling():
+            written = words[0] if result is None and words else None  # state[rows] = outputs
+            self._tell((words, named), (result, written))
+        return result
 
 
 def _with_memory(value: Any) -> Iterator[torch.Tensor]:
     """Tensors that lie somewhere; parameters are none, nor what stands for other tensors."""
     for each in tensors_in(value):
+        while torch._C._functorch.is_functorch_wrapped_tensor(each):  # inside of vmap, grad, jvp
+            each = torch._C._functorch.get_unwrapped(each)
         if type(each) is torch.Tensor and each.layout is torch.strided and not each.is_meta:
             yield each
 

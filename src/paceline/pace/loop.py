@@ -157,7 +157,10 @@ class Pace:
             self._add_optimizer(thing)
             return thing
         if isinstance(thing, DataLoader):
-            found = Batches(thing, self._ranks, self._shares, self._working, self._legs)
+            found = Batches(
+                thing, self._ranks, self._shares, self._working, self._legs,
+                self._following.carrying.following,
+            )  # fmt: skip
             self._loaders.append(found)
             return found
         if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from paceline.errors import UserError
-from paceline.pace.carrying import Carrying
+from paceline.pace.carrying import FOLLOWED, Carrying
 
 
 class Cells(nn.Module):
@@ -44,6 +45,99 @@ def test_a_carried_state_is_seen(compiled: str, carried: bool) -> None:
     carrying.watch(watched)
     batches(carrying, number, watched, carried=carried)
     assert bool(carrying.reason) == carried
+
+
+COPIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "clone": lambda state: state.detach().clone(),
+    "masked": lambda state: state.detach() * torch.tensor([[1.0], [0.0], [1.0]]),
+    "where": lambda state: torch.where(torch.tensor(True), state.detach(), 0.0),
+    "twice": lambda state: (state.detach().clone() + 1).relu(),
+    "cast": lambda state: state.detach().double().float(),
+    "written": lambda state: torch.zeros(3, 4).copy_(state.detach()),
+    "rows": lambda state: put(torch.zeros(3, 4), state.detach()),
+    "stacked": lambda state: torch.stack([state.detach()])[0],
+    "out": lambda state: torch.add(state.detach(), 1, out=torch.zeros(3, 4)),
+    "vmap": lambda state: torch.vmap(lambda row: row * 2)(state.detach()),
+    "grad": lambda state: torch.func.grad(lambda row: row.square().sum())(state.detach()),
+}
+
+
+def put(where: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    where[:] = state
+    return where
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["at the end of a body", "in the next one"])
+@pytest.mark.parametrize("copy", COPIES)
+def test_a_copy_of_a_state_is_seen(copy: str, early: bool) -> None:
+    number, model = [0], Cells()
+    carrying = Carrying(lambda: number[0])
+    carrying.watch(model)
+    change, state = COPIES[copy], None
+    for _ in range(3):
+        number[0] += 1
+        with carrying.following():
+            if state is not None and not early:
+                state = change(state)
+            _, state = model(torch.randn(3, 5), state)
+            state = change(state) if early else state
+    assert carrying.reason
+
+
+def test_what_a_loop_computes_beside_its_model_is_not_a_state() -> None:
+    """Losses, an average of them, a copy of the weights, a second model."""
+    number, model, judge = [0], nn.Linear(5, 5), nn.Linear(5, 1)
+    carrying = Carrying(lambda: number[0])
+    carrying.watch(model)
+    carrying.watch(judge)
+    total, kept = torch.zeros(()), [each.detach().clone() for each in model.parameters()]
+    for _ in range(4):
+        number[0] += 1
+        with carrying.following():
+            inputs = torch.randn(3, 5) * 2 + 1
+            made = model(inputs)
+            loss = judge(made).mean() + judge(made.detach()).relu().sum()
+            slope = torch.autograd.grad(loss, made, create_graph=True)[0]
+            (loss + slope.square().sum()).backward()
+            total = total + loss.detach()
+            with torch.no_grad():
+                for each, old in zip(model.parameters(), kept, strict=True):
+                    old.lerp_(each, 0.1)
+                    each -= 0.01 * each.grad
+            model.zero_grad()
+    assert not carrying.reason
+
+
+def test_only_the_first_batches_are_followed() -> None:
+    number = [FOLLOWED]
+    carrying = Carrying(lambda: number[0])
+    carrying.watch(Cells())
+    with carrying.following():
+        assert torch.overrides._is_torch_function_mode_enabled()
+    number[0] += 1
+    with carrying.following():
+        assert not torch.overrides._is_torch_function_mode_enabled()
+
+
+def test_a_loop_that_is_left_is_not_followed_any_more() -> None:
+    from torch.utils.data import DataLoader
+
+    from paceline.pace.batches import Batches
+    from paceline.pace.meter import Meter
+    from paceline.pace.ranks import Ranks
+
+    ranks = Ranks()
+    working = Meter(ranks).working
+    carrying = Carrying(lambda: working.handed)
+    carrying.watch(Cells())
+    loader = Batches(
+        DataLoader(torch.randn(6, 5), batch_size=3),  # type: ignore[arg-type]
+        ranks, [1.0], working, following=carrying.following,
+    )  # fmt: skip
+    for _ in loader:
+        assert torch.overrides._is_torch_function_mode_enabled()
+        break
+    assert not torch.overrides._is_torch_function_mode_enabled()
 
 
 def test_what_is_given_after_shares_have_changed_is_refused() -> None:

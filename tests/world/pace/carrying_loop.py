@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 
-KINDS = ("given", "inner", "kept", "part", "once", "over", "none")
+KINDS = ("given", "copied", "inner", "kept", "part", "once", "over", "none")
 
 
 class Cell(nn.Module):
@@ -80,6 +80,7 @@ def train(pace: Any, kind: str) -> nn.Module:
             else:
                 left = kind == "none" or (kind == "over" and number > 0)
                 outputs, state = model(inputs, None if left else state)
+                state = state * 0.5 if kind == "copied" else state
             pace.backward(nn.functional.mse_loss(outputs, targets))
             optimizer.step()
     return model

@@ -26,10 +26,11 @@ def trained(run_cli: Cli, folder: Path, kind: str) -> subprocess.CompletedProces
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("given", GIVEN),
+        ("copied", GIVEN),
         ("kept", "a model holds tensors that are others on every rank"),
         *(pytest.param(kind, reason, marks=pytest.mark.slow)
-          for kind, reason in (("inner", GIVEN), ("once", GIVEN), ("part", "pace.part has given"))),
+          for kind, reason in (("given", GIVEN), ("inner", GIVEN), ("once", GIVEN),
+                               ("part", "pace.part has given"))),
     ],
 )  # fmt: skip
 def test_ranks_keep_their_rows(run_cli: Cli, tmp_path: Path, kind: str, reason: str) -> None:
