@@ -46,7 +46,8 @@ class Workload:
     """What to train: names as in a configuration, or objects of your own."""
 
     model: str | Callable[..., Any] = "mnist_cnn"
-    """A name, "module:callable", or a function or class that makes a new `nn.Module`."""
+    """A name, "module:callable", a function or class that makes a new `nn.Module`, or a module
+    itself, which begins with the weights that it has and ends with the trained ones."""
     data: Any = "digits"
     """A name, a folder, "module:callable", a map-style dataset, a pair (train, test), a function
     that gives one of these two, or one or two DataLoaders."""
@@ -131,7 +132,13 @@ def train(
             hosts=request,
         )
     )
-    return dataclasses.replace(result, factory=given.model if given else None, given=given)
+    if given is not None:
+        from torch import nn
+
+        result = dataclasses.replace(result, factory=given.model, given=given)
+        if isinstance(given.model, nn.Module):
+            result.load_model(given.model)
+    return result
 
 
 def _refuse_other_types(workload: Any, settings: Any, run: Any) -> None:
@@ -200,7 +207,7 @@ def _hosts_request(
 
 def _names_and_objects(workload: Workload) -> tuple[dict[str, Any], Given | None]:
     """Settings for what is to be trained, and the objects that have no name to be found by."""
-    from paceline.training.given import KEYS, Given
+    from paceline.training.given import KEYS, Given, refuse_bound
 
     workload, order = _without_loaders(workload)
     names: dict[str, Any] = {
@@ -228,7 +235,11 @@ def _names_and_objects(workload: Workload) -> tuple[dict[str, Any], Given | None
         names[key] = name
     if workload.step is not None and workload.loss == "cross_entropy":
         del names[KEYS["loss"]]
-    return names, Given(**objects) if objects else None
+    if not objects:
+        return names, None
+    given = Given(**objects)
+    refuse_bound(given)
+    return names, given
 
 
 def _without_loaders(workload: Workload) -> tuple[Workload, dict[str, Any]]:

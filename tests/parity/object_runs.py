@@ -6,6 +6,7 @@ loop; what came of each is printed as one JSON object. Run by test_objects.py, o
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import sys
@@ -208,8 +209,17 @@ ODD: dict[str, dict[str, Any]] = {
     },
 }
 """Each is what a plain loop makes of it."""
+HELD = Net()
+
+
+def penalised(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return own_loss(outputs, targets) + 0.1 * HELD.layers[0].weight.square().sum()
+
+
 REFUSED: dict[str, dict[str, Any]] = {
-    "a finished module": {"model": Net()},
+    "a module that its loss holds": {"model": HELD, "loss": penalised},
+    "a finished optimizer": {"optimizer": torch.optim.SGD(HELD.parameters(), lr=0.1)},
+    "options of a module": {"model": HELD},
     "extra state without a form": {"model": Unsaveable},
     "a dict for cross entropy": {"model": TwoHeads},
     "two inputs": {"data": (TwoInputs(), TwoInputs())},
@@ -310,6 +320,23 @@ def weights(result: Any, model: Any) -> dict[str, Any]:
     return result.load_model(built(model)).state_dict()
 
 
+def finished(runs: Runs) -> None:
+    """A module itself: it begins with its own weights, and has the trained ones in the end."""
+    for strategy in ("sequential", "replicas", "processes"):
+        torch.manual_seed(5)
+        model = Net()
+        model(POINTS).sum().backward()  # gradients of whatever was done before
+        expected = plain_loop(**{**BASE, "model": functools.partial(copy.deepcopy, model)})
+        again = {}
+        for epochs in (1, EPOCHS):
+            runs.train("finished", "module", strategy, {"model": model}, epochs=epochs, **again,
+                       run=runs.folder / f"finished-{strategy}")  # fmt: skip
+            again = {"resume": True}
+        runs.found[f"finished/module/{strategy}"]["difference"] = differences(
+            model.state_dict(), expected
+        )
+
+
 def several(runs: Runs) -> None:
     """Objects in other processes, and one that stays."""
     result = runs.train("several", "all parts", "processes", {"data": lambda: (TRAIN, TEST)})
@@ -336,8 +363,10 @@ def refuse(runs: Runs) -> None:
     locked = {"data": (Locked(), Locked())}
     runs.train("several", "a lock", "processes", locked)
     runs.found["several/hosts"] = refused_on_hosts(runs.folder)
+    of_a_model = {"settings": {"workload.model_options": {"width": 3}}}
     for name, changes in REFUSED.items():
-        runs.train("refused", name, "threads", changes)
+        more = of_a_model if name == "options of a module" else {}
+        runs.train("refused", name, "threads", changes, **more)
     for name in ("a dict for cross entropy", "closure"):
         runs.train("refused", name, "auto", REFUSED[name])
     twice = {"settings": {"workload.model": "vgg11"}}
@@ -398,6 +427,7 @@ if __name__ == "__main__":
     compare(all_runs, "odd", ODD, "sequential")
     compare(all_runs, "odd", {"lazy": ODD["lazy"]}, "replicas")
     several(all_runs)
+    finished(all_runs)
     refuse(all_runs)
     resume(all_runs)
     print(json.dumps(all_runs.found))

@@ -57,6 +57,14 @@ def test_objects_are_trained_as_by_a_plain_loop(runs: Runs, group: str) -> None:
         assert outcome["updates"] == 8, case
 
 
+def test_a_module_itself_ends_with_the_trained_weights(runs: Runs) -> None:
+    outcomes = runs.group("finished")
+    assert outcomes.keys() == {f"module/{each}" for each in ("sequential", "replicas", "processes")}
+    for case, outcome in outcomes.items():
+        room = 0.0 if case == "module/sequential" else ROUNDING
+        assert outcome.get("difference", outcome) <= room, case
+
+
 def test_config_names_nothing_that_was_not_trained(runs: Runs) -> None:
     config = tomllib.loads((runs.folder / "kinds-class-sequential" / "config.toml").read_text())
     assert config["workload"]["model"] == "object:__main__.Net"
@@ -158,7 +166,9 @@ def test_a_script_without_a_guard_and_with_modules_beside_it(tmp_path: Path) -> 
 
 
 REFUSALS = {
-    "a finished module/threads": "is a finished module",
+    "a module that its loss holds/threads": "the loss __main__.penalised uses the model that is given",
+    "a finished optimizer/threads": "the optimizer is a finished SGD, bound to weights",
+    "options of a module/threads": "takes no options: leave 'width' out",
     "extra state without a form/threads": "saves object in '_extra_state'",
     "a dict for cross entropy/threads": "gives a dict, which loss",
     "a dict for cross entropy/auto": "the model gives a dict, which loss",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 from collections.abc import Callable
@@ -93,10 +94,7 @@ def call_factory(
 ) -> nn.Module:
     """Call the user's own factory with what its signature takes; `reference` names it."""
     if isinstance(factory, nn.Module):
-        raise ModelError(
-            f"model {reference!r} is a finished module, shared by all who use it;"
-            " give a function or a class that makes a new one, as lambda: Net(...)"
-        )
+        return _copied(factory, reference, options)
     arguments = _accepted(factory, reference, given, options)
     try:
         module = factory(**arguments)
@@ -114,6 +112,30 @@ def call_factory(
             " torch.nn.Module"
         )
     return module
+
+
+def _copied(module: nn.Module, reference: str, options: dict[str, object]) -> nn.Module:
+    """A copy of a module that a program hands over: it begins with the weights which that has."""
+    if not references.is_object(reference):
+        raise ModelError(
+            f"model {reference!r} is a finished module, which every process would draw anew; name a"
+            " function or a class that makes one"
+        )
+    if options:
+        raise ModelError(
+            f"model {reference!r} is a finished module, which takes no options: leave"
+            f" {next(iter(options))!r} out, or give a function or a class"
+        )
+    try:
+        found = copy.deepcopy(module)
+    except Exception as error:
+        reason = " ".join(str(error).split()) or "no message"
+        raise ModelError(
+            f"model {reference!r} cannot be copied ({type(error).__name__}: {reason}): give a"
+            " function or a class that makes a new one, as lambda: Net(...)"
+        ) from error
+    found.zero_grad(set_to_none=True)
+    return found
 
 
 def initialise_lazy(

@@ -93,6 +93,39 @@ def refuse_without_objects(config: Config, given: Given | None) -> None:
         )
 
 
+def refuse_bound(given: Given) -> None:
+    """A finished module is trained as a copy: what else holds it would see weights that stay."""
+    from torch import nn, optim
+
+    from paceline.training.outside import Outside
+
+    bound = {"optimizer": optim.Optimizer, "scheduler": optim.lr_scheduler.LRScheduler}
+    for part, kind in bound.items():
+        if isinstance(value := getattr(given, part), kind):
+            name = type(value).__name__
+            raise ConfigError(
+                f"the {part} is a finished {name}, bound to weights that are not the ones which"
+                f" processes train: give its class, as {part}={name}, or a function, as"
+                f" functools.partial({name}, ...)"
+            )
+    module = given.model
+    if not isinstance(module, nn.Module):
+        return
+    inside = [*module.modules(), *module.parameters(), *module.buffers()]
+    others = {part: getattr(given, part) for part in KEYS if part not in ("model", "data")}
+    others |= {f"metric {name!r}": each for name, each in (others.pop("metrics") or {}).items()}
+    for part, value in others.items():
+        if value is None or (found := Outside([value]).reached(inside)) is None:
+            continue
+        name = next((name for name, each in module.named_modules() if each is found), "")
+        raise UnsupportedError(
+            f"the {part} {object_name(value).removeprefix(OBJECT)} uses"
+            f" {f'layer {name} of ' if name else ''}the model that is given, of which copies are"
+            " trained: let it use the model that it is called with (a step is), or give a function"
+            " that makes the model"
+        )
+
+
 def refuse_other_hosts(config: Config, given: Given | None) -> None:
     """Objects go to processes of this machine alone."""
     for part, name in objects_of(config, given).items():

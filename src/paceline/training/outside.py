@@ -17,7 +17,7 @@ import random
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -54,6 +54,10 @@ class Outside:
             ),
             "",
         )
+
+    def reached(self, things: Iterable[Any]) -> Any:
+        """The first of these that the functions can reach, or None."""
+        return next((each for each in things if id(each) in self._seen), None)
 
     def restore(self) -> None:
         """Put everything back."""
