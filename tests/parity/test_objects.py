@@ -166,7 +166,7 @@ def test_a_script_without_a_guard_and_with_modules_beside_it(tmp_path: Path) -> 
 
 
 REFUSALS = {
-    "a module that its loss holds/threads": "the loss __main__.penalised uses the model that is given",
+    "a module that its loss holds/threads": "the loss __main__.penalised uses the model",
     "a finished optimizer/threads": "the optimizer is a finished SGD, bound to weights",
     "options of a module/threads": "takes no options: leave 'width' out",
     "extra state without a form/threads": "saves object in '_extra_state'",

@@ -175,6 +175,9 @@ class Agent:
 
     def on_welcome(self, message: Message) -> None:
         """Where the run is, what the launcher's environment has, which cores are ours."""
+        slot, slots, wanted = message["slot"], message["slots"], message.get("cores")
+        if not 0 <= slot < slots or (wanted is not None and wanted < 1):
+            raise ValueError(f"this is slot {slot} of {slots}, with {wanted} cores")
         self.variables = dict(message["variables"])
         self.channel.allow_silence(message["silence"] + SLACK_SECONDS)
         path = Path(message["run"])
@@ -190,10 +193,8 @@ class Agent:
             self.run.config.write_text(message["config"])
         with contextlib.suppress(OSError):
             os.chdir(message["folder"])
-        wanted = message.get("cores")
-        cores = visible_cores()[: wanted or None]
-        mine = divide_cores(cores, message["slots"], message["slot"])
-        if message["slots"] > 1 or wanted:
+        mine = divide_cores(visible_cores()[:wanted], slots, slot)
+        if slots > 1 or wanted:
             pin(mine)
         found = {"shared": shared, "cores": list(mine), "usable": usable_cores()}
         self.channel.send("ready", **found, folder=str(path), kept=self.carrier.newest_kept)

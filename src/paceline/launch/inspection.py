@@ -278,7 +278,7 @@ def inspect_hosts(
             each.tell({"peers": peers})
         answers = collect(able, failures, REACHED, seconds)
     return Inspection(
-        facts=facts,
+        facts={name: {"mpi": None, **found} for name, found in facts.items()},
         reached={name: answer["reached"] for name, answer in answers.items()},
         networks={
             name: (answer["interface"][0], answer["interface"][1])
