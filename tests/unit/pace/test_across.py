@@ -363,9 +363,10 @@ def function_of_ones_own(net: Net) -> torch.Tensor:
 
 @accepted
 def changed_in_place(net: Net) -> torch.Tensor:
-    z = net.z().exp()
+    z = 2 * net.z()
     z[:, 0] *= 2
-    return z.add_(1).log().mean()
+    z.clamp_(min=-1)
+    return z.square().add_(1).log().mean()
 
 
 @accepted
@@ -537,7 +538,7 @@ def worst_sample(net: Net) -> torch.Tensor:
 
 @refused
 def lovasz(net: Net) -> torch.Tensor:
-    errors, order = (1 - net.score(net.x())[:, 0]).sort(descending=True)
+    errors, _ = (1 - net.score(net.x())[:, 0]).sort(descending=True)
     return errors.relu() @ torch.linspace(1, 0, net.rows).square()
 
 
@@ -641,3 +642,57 @@ def test_losses_across_samples_are_refused(name: str, rows: int) -> None:
 def test_what_is_not_seen(name: str) -> None:
     """A change here belongs into docs/own-loop.md."""
     assert not judged(UNSEEN[name])
+
+
+def test_nothing_is_left_of_a_look() -> None:
+    """No gradient, no random number, no run of anybody's hooks, and the pass itself as it was."""
+    net, hooked = Net(), []
+    z = net.z()
+    z.register_hook(lambda gradient: hooked.append("tensor"))
+    net.vectors.register_full_backward_hook(lambda *_: hooked.append("module"))
+    loss = functional.cross_entropy(similar(z, z), torch.arange(ROWS))
+    before = torch.get_rng_state()
+    with pytest.raises(ConfigError, match=r"of which this rank has 6 of 13.*Pace\(exact=False\)"):
+        Across(dict(net.named_parameters())).refuse(loss, [(ROWS, 13)])
+    assert torch.equal(before, torch.get_rng_state())
+    assert not hooked
+    assert all(each.grad is None for each in net.parameters())
+    loss.backward()
+    found = {name: each.grad for name, each in net.named_parameters() if each.grad is not None}
+    again = Net()
+    z = again.z()
+    functional.cross_entropy(similar(z, z), torch.arange(ROWS)).backward()
+    assert found
+    assert all(torch.equal(each, again.get_parameter(name).grad) for name, each in found.items())
+
+
+def test_passes_of_every_kind_are_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    monkeypatch.setattr(
+        "paceline.pace.across.looks_across", lambda loss, *_: looked.append(loss.grad_fn.name())
+    )
+    across = Across({})
+    for number in range(1, 41):
+        across.refuse(torch.ones(3, requires_grad=True).sum(), [(3, 6)])
+        if number % 3 == 0:
+            across.refuse(torch.ones(3, requires_grad=True).prod(), [(3, 6)])
+    assert looked.count("SumBackward0") == 6
+    assert looked.count("ProdBackward0") == 4
+
+
+def test_where_samples_are_not_known_nothing_is_looked_at() -> None:
+    net = Net()
+    across = Across(dict(net.named_parameters()))
+    for sizes in ([], [(1, 2)], [(ROWS, 12), (4, 8)]):
+        across.refuse(squared_mean(net), sizes)
+    across.rows = ROWS
+    with pytest.raises(ConfigError, match="this rank has 6, so"):
+        across.refuse(squared_mean(net), [])
+
+
+def test_a_look_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> bool:
+        raise MemoryError
+
+    monkeypatch.setattr("paceline.pace.across.looks_across", fails)
+    Across({}).refuse(squared_mean(Net()), [(ROWS, 12)])
