@@ -79,7 +79,8 @@ class Pace:
         `exact`: BatchNorm over the whole batch, and no loss that looks across samples. `legs`:
         ranks may stand by while that is faster, since the loop keeps nothing from batch to batch
         but what was prepared. `compression`: "bf16" or "powersgd" (of rank `compression_rank`)
-        sends fewer bytes between hosts, and changes results. `monitor`: what makes an epoch the best, as "loss:min"."""
+        sends fewer bytes between hosts, and changes results. `monitor`: what makes an epoch
+        the best, as "loss:min"."""
         Train(monitor=monitor)  # refuses what is no name of anything
         self._exchange = exchange_settings(compression, compression_rank, legs=legs)
         self._ranks = Ranks()
