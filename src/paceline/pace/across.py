@@ -11,13 +11,14 @@ hinge), are asked instead which samples they choose from.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 
 from paceline.errors import ConfigError
 from paceline.pace.counted import near
+from paceline.pace.factors import Factor, differ, factors_of
 from paceline.pace.heads import (
     Derivatives,
     Edge,
@@ -58,6 +59,7 @@ class Across:
         """`weights`: of everything that is trained."""
         self._weights = weights
         self._passes: dict[tuple[str, ...], int] = {}
+        self._all = 0
         self.rows = 0
         """Samples of this rank's part where no loader is at work."""
 
@@ -66,22 +68,46 @@ class Across:
         that are worked on, and of the whole ones."""
         known = set(sizes) or {(self.rows, 0)}
         (rows, whole), *others = known
-        if others or rows < 2 or not self._is_due(loss):
+        if not others and rows > 1 and self._is_due(loss):
+            look = self._look(looks_across, loss, int(rows))
+            if look:
+                self._refuse(rows, whole)
+
+    def refuse_factors(
+        self,
+        loss: torch.Tensor,
+        sizes: Collection[tuple[float, float]],
+        gather: Callable[[Any], list[Any]],
+    ) -> None:
+        """Refuse a mean over samples that is multiplied with what a rank's part alone has given.
+
+        Every rank calls it, and is asked for its factors in the same passes.
+        """
+        self._all += 1
+        if self._all & (self._all - 1):
             return
+        known = set(sizes) or {(self.rows, 0)}
+        (rows, whole), *others = known
+        mine = [] if others or rows < 2 else self._look(fixed_factors, loss, int(rows))
+        if differ(gather(mine or [])):
+            self._refuse(rows, whole)
+
+    def _look(self, look: Callable[..., Any], loss: torch.Tensor, rows: int) -> Any:
         generator = torch.Generator().manual_seed(sum(self._passes.values()))
         weights = {id(each) for each in self._weights.values()}
         try:
-            found = looks_across(loss, int(rows), weights, generator)
+            return look(loss, rows, weights, generator)
         except Exception:  # whatever the graph has that nobody thought of: training comes first
-            return
-        if found:
-            of = f" of {whole:g}" if whole else ""
-            raise ConfigError(
-                "pace.backward(loss): what one sample adds to the loss depends on other samples of"
-                f" the batch, of which this rank has {rows:g}{of}, so that parts of it would not"
-                " add up: start one rank, take a loss that is a sum over samples, or let it see"
-                " each rank's part alone by Pace(exact=False)"
-            )
+            return None
+
+    def _refuse(self, rows: float, whole: float) -> None:
+        of = f" of {whole:g}" if whole else ""
+        raise ConfigError(
+            "pace.backward(loss): what one sample adds to the loss depends on other samples of the"
+            f" batch, of which this rank has {rows:g}{of}, so that parts of it would not add up:"
+            " start one rank, take a loss that is a sum over samples, or let it see each rank's"
+            " part alone by Pace(exact=False)"
+        )
 
     def _is_due(self, loss: torch.Tensor) -> bool:
         kind = tuple(node.name() for node in near(loss))
@@ -119,6 +145,20 @@ def looks_across(
         )
     except UnknownHeadError:
         return False
+
+
+def fixed_factors(
+    loss: torch.Tensor, rows: int, weights: Collection[int], generator: torch.Generator
+) -> list[Factor]:
+    """What means over samples are multiplied with in a loss."""
+    if loss.grad_fn is None or loss.numel() != 1:
+        return []
+    root = (loss.grad_fn, loss.output_nr)
+    head = Head(root[0], Layers(rows, weights).gives_samples)
+    with torch.no_grad():
+        first = head.flow({root: torch.ones_like(loss)})
+    samples = _Samples(head, first, rows, generator, 0)
+    return factors_of(head, samples.is_of_several)
 
 
 class _Samples:
@@ -173,7 +213,7 @@ class _Samples:
         if not float(given.abs().max()) > FAINT * largest:
             return False
         if stem(node) in DISTANCES:
-            return self._is_of_several((node, 0), given != 0)
+            return self.is_of_several((node, 0), given != 0)
         edge = node.next_functions[0]
         if stem(node) in CHOICES:
             return self._is_choice(edge, _chosen_dims(node, len(shape_of(edge))))
@@ -183,9 +223,10 @@ class _Samples:
         if slopes is None or slopes.shape != shape_of(edge):
             return False
         bent = slopes != slopes.flatten()[0]
-        return self._is_of_several(edge, bent) and self._is_of_several(edge, ~bent)
+        return self.is_of_several(edge, bent) and self.is_of_several(edge, ~bent)
 
-    def _is_of_several(self, edge: Edge, where: torch.Tensor) -> bool:
+    def is_of_several(self, edge: Edge, where: torch.Tensor) -> bool:
+        """Whether a number of a result, from where it is true, was made of several samples."""
         places = where.nonzero()
         picked = (
             places[self._below(len(places))].tolist() for _ in range(min(PICKED, len(places)))

@@ -103,6 +103,10 @@ class Head:
             raise UnknownHeadError
         self.order = order[::-1]
 
+    def __contains__(self, node: Any) -> bool:
+        """Whether an operation leads to where the head ends."""
+        return self._leads.get(node, False)
+
     def flow(
         self, seeds: Mapping[Edge, torch.Tensor], arrived: dict[Any, Any] | None = None
     ) -> Derivatives:
@@ -118,7 +122,7 @@ class Head:
             if arrived is not None:
                 arrived[node] = given[0]
             for edge, value in zip(node.next_functions, _called(node, given), strict=False):
-                if value is not None and self._leads.get(edge[0]):
+                if value is not None and edge[0] in self:
                     fitted = _fitted(value, edge)
                     held[edge] = held[edge] + fitted if edge in held else fitted
         return held

@@ -247,7 +247,10 @@ class Pace:
             if part is not None:
                 refuse_unweighed(loss, part[0])
             if self._across is not None and len(self._ranks.members) > 1:
-                self._across.refuse(loss, self._working.parts.values())
+                sizes = self._working.parts.values()
+                self._across.refuse(loss, sizes)
+                if self._legs is None:
+                    self._across.refuse_factors(loss, sizes, self._ranks.gather)
             self._backward(loss, self._factor(found.weight, part), options)
         self._working.since = self._meter.last = time.perf_counter()
         if not self._prepared.optimizers:

@@ -13,12 +13,15 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from paceline.errors import ConfigError
-from paceline.pace.across import Across, looks_across
+from paceline.pace.across import Across, fixed_factors, looks_across
+from paceline.pace.factors import differ
 
 ROWS, WIDE, CLASSES = 6, 5, 4
 Loss = Callable[["Net"], torch.Tensor]
 ACCEPTED: dict[str, Loss] = {}
 REFUSED: dict[str, Loss] = {}
+COUNTED: dict[str, Loss] = {}
+"""They take counts of a rank's part, as ranks see by each other's."""
 UNSEEN: dict[str, Loss] = {}
 """They look across samples, and nobody can tell by their graph."""
 
@@ -35,6 +38,11 @@ def refused(loss: Loss) -> Loss:
 
 def unseen(loss: Loss) -> Loss:
     UNSEEN[loss.__name__] = loss
+    return loss
+
+
+def counted(loss: Loss) -> Loss:
+    COUNTED[loss.__name__] = loss
     return loss
 
 
@@ -587,6 +595,33 @@ def wide_as_many(net: Net) -> torch.Tensor:
     return functional.cross_entropy(scores, torch.arange(net.rows))
 
 
+# --- what is seen where ranks compare their factors ---
+
+
+@counted
+def balance_by_counts(net: Net) -> torch.Tensor:
+    """As switch transformers have it."""
+    chances = net.scores(net.x()).softmax(dim=1)
+    used = functional.one_hot(chances.argmax(dim=1), CLASSES).float().mean(dim=0)
+    return cross_entropy(net) + 0.01 * CLASSES * (used * chances.mean(dim=0)).sum()
+
+
+@counted
+def balance_by_product(net: Net) -> torch.Tensor:
+    chances = net.sequences().softmax(dim=2)
+    noisy = chances + torch.rand_like(chances)
+    used = functional.one_hot(noisy.argmax(dim=2), CLASSES).float().mean(dim=(0, 1))
+    return chances.mean(dim=(0, 1)) @ used
+
+
+@counted
+def means_of_classes(net: Net) -> torch.Tensor:
+    each = (net.z() - net.x()[:, :WIDE]).square().sum(dim=1)
+    drawn = torch.randint(0, CLASSES, (net.rows,))
+    counts = 1 + torch.bincount(drawn, minlength=CLASSES)
+    return (torch.zeros(CLASSES).index_add(0, drawn, each) / counts).mean()
+
+
 # --- what nobody sees ---------------------------------------------------------
 
 
@@ -642,6 +677,52 @@ def test_losses_across_samples_are_refused(name: str, rows: int) -> None:
 def test_what_is_not_seen(name: str) -> None:
     """A change here belongs into docs/own-loop.md."""
     assert not judged(UNSEEN[name])
+
+
+def factors(loss: Loss, rows: int) -> list[list[list[float]]]:
+    """Of two ranks."""
+    found = []
+    for rank in range(2):
+        net = Net(rows)
+        torch.manual_seed(rank)
+        weights = {id(each) for each in net.parameters()}
+        found.append(fixed_factors(loss(net), rows, weights, torch.Generator().manual_seed(1)))
+    return found
+
+
+@pytest.mark.parametrize("rows", [ROWS, 16])
+@pytest.mark.parametrize("name", COUNTED)
+def test_counts_are_refused_where_ranks_differ(name: str, rows: int) -> None:
+    assert not judged(COUNTED[name], rows)
+    assert differ(factors(COUNTED[name], rows))
+
+
+@accepted
+def weights_of_columns(net: Net) -> torch.Tensor:
+    return (net.z().square().mean(dim=0) * torch.arange(1.0, 1 + WIDE)).mean()
+
+
+@pytest.mark.parametrize("rows", [ROWS, WIDE, 2])
+@pytest.mark.parametrize("name", [each for each in ACCEPTED if each != "function_of_ones_own"])
+def test_sums_over_samples_have_no_factors_of_their_own(name: str, rows: int) -> None:
+    assert not differ(factors(ACCEPTED[name], rows))
+
+
+def test_ranks_are_asked_for_factors_in_the_same_passes() -> None:
+    mine, theirs = factors(balance_by_counts, ROWS)
+    net, asked = Net(), []
+
+    def gather(found: Any) -> list[Any]:
+        asked.append(found)
+        return [found, mine]
+
+    across = Across(dict(net.named_parameters()))
+    for number in range(1, 9):
+        across.refuse_factors(cross_entropy(net), [(ROWS, 12)] if number > 3 else [], gather)
+    assert asked == [[], [], [], []]
+    across = Across(dict(net.named_parameters()))
+    with pytest.raises(ConfigError, match="this rank has 6 of 12"):
+        across.refuse_factors(torch.ones(()), [(ROWS, 12)], lambda _: [mine, theirs])
 
 
 def test_nothing_is_left_of_a_look() -> None:

@@ -71,6 +71,10 @@ REFUSED = {
         "what one sample adds to the loss depends on other samples of the batch, of which this"
         " rank has 2 of 4",
     ),
+    "counts of a part": (
+        "pace.backward((model(batch[0]).mean(0) * torch.arange(3.0) ** (1 + pace.rank)).sum())",
+        "what one sample adds to the loss",
+    ),
     "statistics of a part": (
         "model.register_buffer('mean', torch.ones(()) * pace.rank); pace.backward(loss)",
         "the model changes mean by each rank's part",
