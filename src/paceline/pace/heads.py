@@ -7,6 +7,7 @@ of a weight is touched.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch.autograd.function import BackwardCFunction
 
 MOST = 4096
 """Operations between a loss and the layers; a loss of more is not judged."""
+LARGEST = 2**25
+"""Numbers that a layer may give: a look takes some times their memory. Of more it is left out."""
 VIEWS = ("T", "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias", "Expand", "Unsqueeze",
          "Squeeze", "ToCopy", "Alias", "Clone")  # fmt: skip
 PRODUCTS = ("Addmm", "Mm", "Bmm", "Baddbmm", "Linear", "MkldnnLinear", "Convolution",
@@ -42,21 +45,23 @@ class Layers:
         """`rows`: of the batch; `weights`: by id."""
         self._rows, self._weights = rows, weights
 
-    def gives_samples(self, node: Any) -> bool:
-        """A row for every sample."""
+    def gives_samples(self, node: Any) -> bool | None:
+        """A row for every sample; None of a layer that is left out."""
         return self._gives(node, lambda shape: bool(sample_dims(shape, self._rows)))
 
-    def gives_multiples(self, node: Any) -> bool:
+    def gives_multiples(self, node: Any) -> bool | None:
         """Several rows for every sample, in whatever order."""
         rows = self._rows
         return self._gives(node, lambda s: bool(s) and s[0] > rows and s[0] % rows == 0)
 
-    def _gives(self, node: Any, fits: Callable[[Any], bool]) -> bool:
-        if not any(fits(each.shape) for each in node._input_metadata):
+    def _gives(self, node: Any, fits: Callable[[Any], bool]) -> bool | None:
+        shapes = [tuple(each.shape) for each in node._input_metadata]
+        if not any(fits(shape) for shape in shapes):
             return False
-        return node._forward_cls.__module__.startswith(CLOSED) if _is_python(node) else (
-            self._is_layer(node)
-        )  # fmt: skip
+        is_closed = _is_python(node) and node._forward_cls.__module__.startswith(CLOSED)
+        if not (is_closed or (not _is_python(node) and self._is_layer(node))):
+            return False
+        return True if sum(map(math.prod, shapes)) <= LARGEST else None
 
     def _is_layer(self, node: Any) -> bool:
         node = _below_views(node)
@@ -78,7 +83,8 @@ class Layers:
 class Head:
     """The operations between a loss and where it ends, in the order of a backward pass."""
 
-    def __init__(self, root: Any, ends: Callable[[Any], bool]) -> None:
+    def __init__(self, root: Any, ends: Callable[[Any], bool | None]) -> None:
+        """`ends`: whether the head ends at an operation, or (None) leaves it out."""
         self.reached: set[Any] = set()
         """Where it ends."""
         self._leads: dict[Any, bool] = {}
@@ -94,10 +100,11 @@ class Head:
             elif node not in self._leads:
                 if len(self._leads) >= MOST:
                     raise UnknownHeadError
-                self._leads[node] = node is not root and ends(node)
-                if self._leads[node]:
+                verdict = node is not root and ends(node)
+                self._leads[node] = verdict is True
+                if verdict:
                     self.reached.add(node)
-                else:
+                elif verdict is not None:
                     waiting += [(node, True), *((each, False) for each in following)]
         if any(_is_python(node) for node in order):  # it may do anything when it is run
             raise UnknownHeadError

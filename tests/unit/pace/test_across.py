@@ -679,6 +679,24 @@ def test_what_is_not_seen(name: str) -> None:
     assert not judged(UNSEEN[name])
 
 
+def test_large_layers_are_left_out_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.pace.heads.LARGEST", 9 * ROWS * CLASSES - 1)
+    net = Net()
+
+    def tokens() -> torch.Tensor:
+        return functional.cross_entropy(net.sequences().flatten(0, 1), torch.zeros(9 * ROWS).long())
+
+    def scores() -> torch.Tensor:
+        return functional.cross_entropy(net.scores(net.x()), net.classes)
+
+    def look(loss: torch.Tensor) -> bool:
+        weights = {id(each) for each in net.parameters()}
+        return looks_across(loss, ROWS, weights, torch.Generator().manual_seed(1))
+
+    assert not look(tokens() ** 2)
+    assert look(tokens() + scores() ** 2)
+
+
 def factors(loss: Loss, rows: int) -> list[list[list[float]]]:
     """Of two ranks."""
     found = []
