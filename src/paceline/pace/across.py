@@ -66,12 +66,9 @@ class Across:
     def refuse(self, loss: torch.Tensor, sizes: Collection[tuple[float, float]]) -> None:
         """Refuse a loss that looks across samples. `sizes`: of this rank's parts of the batches
         that are worked on, and of the whole ones."""
-        known = set(sizes) or {(self.rows, 0)}
-        (rows, whole), *others = known
-        if not others and rows > 1 and self._is_due(loss):
-            look = self._look(looks_across, loss, int(rows))
-            if look:
-                self._refuse(rows, whole)
+        rows, whole = self._part(sizes)
+        if rows > 1 and self._is_due(loss) and self._look(looks_across, loss, rows):
+            self._refuse(rows, whole)
 
     def refuse_factors(
         self,
@@ -86,11 +83,15 @@ class Across:
         self._all += 1
         if self._all & (self._all - 1):
             return
-        known = set(sizes) or {(self.rows, 0)}
-        (rows, whole), *others = known
-        mine = [] if others or rows < 2 else self._look(fixed_factors, loss, int(rows))
+        rows, whole = self._part(sizes)
+        mine = self._look(fixed_factors, loss, rows) if rows > 1 else None
         if differ(gather(mine or [])):
             self._refuse(rows, whole)
+
+    def _part(self, sizes: Collection[tuple[float, float]]) -> tuple[int, float]:
+        """Samples of this rank and of the batch; none where batches of several sizes are open."""
+        (rows, whole), *others = set(sizes) or {(self.rows, 0)}
+        return (0, 0) if others else (int(rows), whole)
 
     def _look(self, look: Callable[..., Any], loss: torch.Tensor, rows: int) -> Any:
         generator = torch.Generator().manual_seed(sum(self._passes.values()))
@@ -100,11 +101,11 @@ class Across:
         except Exception:  # whatever the graph has that nobody thought of: training comes first
             return None
 
-    def _refuse(self, rows: float, whole: float) -> None:
+    def _refuse(self, rows: int, whole: float) -> None:
         of = f" of {whole:g}" if whole else ""
         raise ConfigError(
             "pace.backward(loss): what one sample adds to the loss depends on other samples of the"
-            f" batch, of which this rank has {rows:g}{of}, so that parts of it would not add up:"
+            f" batch, of which this rank has {rows}{of}, so that parts of it would not add up:"
             " start one rank, take a loss that is a sum over samples, or let it see each rank's"
             " part alone by Pace(exact=False)"
         )
