@@ -23,7 +23,7 @@ MEAN = 1
 
 def refuse_unweighed(loss: torch.Tensor, samples: float) -> None:
     """Refuse a loss without a weight that is a mean over something else than `samples`."""
-    for node in _near(loss):
+    for node in near(loss):
         if node.name() not in OPERATIONS or node._saved_reduction != MEAN:
             continue
         total, targets = float(node._saved_total_weight), node._saved_target.numel()
@@ -44,7 +44,7 @@ def refuse_unweighed(loss: torch.Tensor, samples: float) -> None:
         )
 
 
-def _near(loss: torch.Tensor) -> list[Any]:
+def near(loss: torch.Tensor) -> list[Any]:
     waiting: deque[Any] = deque([loss.grad_fn])
     found: dict[int, Any] = {}
     while waiting and len(found) < NEAR:

@@ -18,6 +18,7 @@ from paceline.exchange.memory import ENTRY
 from paceline.integrations.shares import Shares, span_of
 from paceline.local.steps import SUM, measured, sum_and_count
 from paceline.observe.recorder import make_recorder
+from paceline.pace.across import Across
 from paceline.pace.batches import Batches
 from paceline.pace.carrying import Following
 from paceline.pace.compressed import Compressed, exchange_settings
@@ -75,10 +76,11 @@ class Pace:
         """`run`: the run directory, which is continued where it has a checkpoint; a new one under
         runs/ when left out. `resume`: True insists on a checkpoint (of runs/latest, without
         `run`), False on a new run. `shares`: one number per rank; by speed when left out.
-        `exact`: BatchNorm over the whole batch. `legs`: ranks may stand by while that is faster,
-        since the loop keeps nothing from batch to batch but what was prepared. `compression`:
-        "bf16" or "powersgd" (of rank `compression_rank`) sends fewer bytes between hosts, and
-        changes results. `monitor`: what makes an epoch the best, as "loss:min"."""
+        `exact`: BatchNorm over the whole batch, and no loss that looks across samples. `legs`:
+        ranks may stand by while that is faster, since the loop keeps nothing from batch to batch
+        but what was prepared. `compression`: "bf16" or "powersgd" (of rank `compression_rank`)
+        sends fewer bytes between hosts, and changes results. `monitor`: what makes an epoch
+        the best, as "loss:min"."""
         Train(monitor=monitor)  # refuses what is no name of anything
         self._exchange = exchange_settings(compression, compression_rank, legs=legs)
         self._ranks = Ranks()
@@ -89,6 +91,7 @@ class Pace:
         self._prepared = Prepared(self._ranks)
         self._sameness = Sameness(self._ranks, self._prepared)
         self._sameness.checks_buffers = exact
+        self._across = Across(self._prepared.gradients.named) if exact else None
         self._meter = Meter(self._ranks)
         self._working = self._meter.working
         self._compressed = Compressed(
@@ -202,6 +205,8 @@ class Pace:
         self._sameness.checks_buffers = False  # a model may keep the state of these columns
         whole = self._ranks.of_first(whole)
         begin, end = span_of(whole.shape[dim], self._shares, self.rank)
+        if self._across is not None:
+            self._across.rows = end - begin
         found = whole.narrow(dim, begin, end - begin)
         # `view`, which loops over columns call, wants what it had of the whole.
         return found.contiguous() if whole.is_contiguous() else found
@@ -244,6 +249,11 @@ class Pace:
         else:
             if part is not None:
                 refuse_unweighed(loss, part[0])
+            if self._across is not None and len(self._ranks.members) > 1:
+                sizes = self._working.parts.values()
+                self._across.refuse(loss, sizes)
+                if self._legs is None:
+                    self._across.refuse_factors(loss, sizes, self._ranks.gather)
             self._backward(loss, self._factor(found.weight, part), options)
         self._working.since = self._meter.last = time.perf_counter()
         if not self._prepared.optimizers:

@@ -26,6 +26,7 @@ from torch.utils.data import (
 )
 
 import paceline
+import paceline.pace.across
 import paceline.pace.legs
 from paceline.pace.compressed import Compressed
 from paceline.pace.ranks import Ranks
@@ -240,6 +241,18 @@ def look_at_compressed(pace: Any, found: dict[str, torch.Tensor]) -> None:
     print(f"rank {pace.rank} sent {network.traffic.bytes_sent if network else 0}", flush=True)
 
 
+def count_looks(*, none: bool) -> None:
+    """At losses, whether they look across samples."""
+    look = paceline.pace.across.looks_across
+
+    def looks(*words: Any) -> bool:
+        looked.append(not none)
+        return not none and look(*words)
+
+    paceline.pace.across.looks_across = looks
+
+
+looked: list[bool] = []
 during: list[bool] = []
 """Of every bucket that left, whether a backward pass was under way."""
 
@@ -258,9 +271,12 @@ def main() -> None:
     parser.add_argument("--apart", action="store_true", help="ranks as if on hosts of their own")
     parser.add_argument("--per-host", type=int, default=1)
     parser.add_argument("--compression", default="none")
+    parser.add_argument("--looks", choices=("counted", "none"))
     options = parser.parse_args()
     if options.apart:
         be_apart(options.per_host)
+    if options.looks:
+        count_looks(none=options.looks == "none")
     if options.switch:
         switch_every(options.switch)
     every: dict[str, torch.Tensor] = {}
@@ -289,6 +305,8 @@ def main() -> None:
         every |= {f"{kind}.{name}": value for name, value in found.items()}
     if pace.is_first:
         torch.save(every, options.out)
+        if options.looks:
+            print("looks", sum(looked))
 
 
 if __name__ == "__main__":

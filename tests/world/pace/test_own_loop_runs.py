@@ -66,6 +66,15 @@ REFUSED = {
         "pace.backward(scored(model(batch[0]).repeat(3, 1)[:5], torch.zeros(5).long()))",
         "5 targets for 2 samples",
     ),
+    "samples held against each other": (
+        "pace.backward(model(batch[0]).mean().exp())",
+        "what one sample adds to the loss depends on other samples of the batch, of which this"
+        " rank has 2 of 4",
+    ),
+    "counts of a part": (
+        "pace.backward((model(batch[0]).mean(0) * torch.arange(3.0) ** (1 + pace.rank)).sum())",
+        "what one sample adds to the loss",
+    ),
     "statistics of a part": (
         "model.register_buffer('mean', torch.ones(()) * pace.rank); pace.backward(loss)",
         "the model changes mean by each rank's part",
@@ -77,7 +86,9 @@ REFUSED = {
 }  # fmt: skip
 
 
-QUICK = ("loss.backward()", "ignored targets", "noise of each rank")
+QUICK = (
+    "loss.backward()", "ignored targets", "samples held against each other", "noise of each rank",
+)  # fmt: skip
 
 
 def test_weights_that_cannot_be_saved_are_refused_at_once() -> None:
@@ -112,6 +123,37 @@ def test_what_would_be_wrong_in_silence_is_refused(run_cli: Cli, tmp_path: Path,
     done = run_cli("run", "--nproc", "2", "wrong.py")
     assert done.returncode != 0
     assert sentence in done.stderr
+
+
+def test_looking_at_losses_changes_no_bit(run_cli: Cli, tmp_path: Path) -> None:
+    words = ("--shares", "1,1", "--looks")  # that follow no measured speed
+    for looks in ("counted", "none"):
+        out = ("sum,norm,gan,twice,rare", f"{looks}.pt")
+        done = run_cli("run", "--nproc", "2", SCRIPT, *out, *words, looks)
+        assert done.returncode == 0, done.stderr
+        assert ("looks 0" not in done.stdout) == (looks == "counted"), done.stdout
+    assert difference(torch.load(tmp_path / "none.pt"), tmp_path / "counted.pt") == 0.0
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_contrast_among_samples(run_cli: Cli, tmp_path: Path, exact: bool) -> None:
+    """In the third update, as mining after a while: at the first look at that loss."""
+    done = two_ranks(
+        run_cli,
+        tmp_path,
+        f"pace = paceline.Pace(exact={exact})",
+        "model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 3))",
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
+        "loader = torch.utils.data.DataLoader(torch.randn(40, 4), batch_size=8)",
+        "model, optimizer, loader = pace.prepare(model, optimizer, loader)",
+        "for number, inputs in enumerate(loader):",
+        "    z = model(inputs)",
+        "    pace.backward(z.square().mean() if number < 2 else (z @ z.T).logsumexp(1).mean())",
+        "    print('done', number, flush=True)",
+    )
+    assert ("done 1" in done.stdout, "done 2" in done.stdout) == (True, not exact), done.stderr
+    assert (done.returncode == 0) == (not exact)
+    assert ("of which this rank has 4 of 8" in done.stderr) == exact
 
 
 def test_a_rest_that_is_too_small_is_refused_before_training(run_cli: Cli, tmp_path: Path) -> None:
