@@ -25,29 +25,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = [
-    "ConfigError",
-    "DataError",
-    "DeadlineError",
-    "DivergedError",
-    "ModelError",
-    "PacelineError",
-    "ProofError",
-    "RunDirectoryError",
-    "RunError",
-    "StorageError",
-    "StrategyError",
-    "UnsupportedError",
-    "UserError",
-    "RankError",
-    "WorkerError",
-    "is_of_users_code",
-    "is_out_of_memory",
-    "shortened",
-    "shown",
-    "unknown_name",
-]
-
 
 class PacelineError(Exception):
     """Base of everything Paceline raises on purpose."""

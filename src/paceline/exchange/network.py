@@ -202,17 +202,6 @@ class Network:
             work = self.group.allreduce([tensor], dist.AllreduceOptions())
         return Pending(self, name, work, tensor, self._end_of(work))
 
-    def reduce(self, tensor: torch.Tensor, root: int = 0, name: str = "a sum at one node") -> None:
-        """Add up a tensor over all nodes at `root`."""
-        if self.rank == root:
-            self.count(received=tensor.nbytes * (self.size - 1), messages=self.size - 1)
-        else:
-            self.count(sent=tensor.nbytes)
-        options = dist.ReduceOptions()
-        options.rootRank = root
-        with self.explaining(name):
-            Pending(self, name, self.group.reduce([tensor], options), tensor).wait()
-
     def broadcast(self, tensor: torch.Tensor, root: int = 0, name: str = "a broadcast") -> None:
         """Give every node `root`'s tensor."""
         if self.rank == root:

@@ -11,8 +11,6 @@ from pathlib import Path
 from paceline.lab.spec import HostSpec
 from paceline.schema import units
 
-__all__ = ["GroupTree", "HostGroup", "Usage", "assign_cores"]
-
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory")
 # Short, so that a throttled host stutters for milliseconds instead of the default tenth of a
 # second, which would dominate the time of a training step.

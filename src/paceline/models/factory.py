@@ -15,8 +15,6 @@ from paceline import references
 from paceline.errors import ModelError, PacelineError, unknown_name
 from paceline.models.registry import ModelSpec, spec
 
-__all__ = ["build", "call_factory", "initialise_lazy"]
-
 
 def build(
     name_or_reference: str,

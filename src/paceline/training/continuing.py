@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from paceline import local
 from paceline.exchange.network import Traffic
@@ -107,11 +106,6 @@ class _Interrupted:
     ends_epoch: bool
 
 
-def trained_of(model: nn.Module) -> dict[str, bool]:
-    """Of every parameter whether it takes part in updates, as the model says now."""
-    return {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-
-
 class Continuing:
     """The state of one training on one rank, and its way through legs and checkpoints."""
 
@@ -124,7 +118,11 @@ class Continuing:
         self.strategy = local.build(self.job)
         self.carried = Carried(self.strategy.model, self.job.build_model)
         check_extra_state(self.strategy.model)
-        self.trained = trained_of(self.strategy.model)
+        self.trained = {
+            name: parameter.requires_grad
+            for name, parameter in self.strategy.model.named_parameters()
+        }
+        """Whether each parameter takes part in updates, as the model said when training began."""
         self.shares = [node.share for node in task.plan.nodes]
         self.feed = make_feed(task, parts, self.strategy)
         self.checkpoints = Checkpoints(task.run.checkpoints, self.config.train.keep)

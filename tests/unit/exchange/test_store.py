@@ -54,9 +54,8 @@ def test_what_one_node_sets_another_gets() -> None:
         assert [other.add("n", 2), first.add("n", 3)] == [2, 5]
         assert first.check(["a", "n"])
         assert not other.check(["a", "b"])
-        assert other.compare_set("a", b"no", b"new") == b"\x00\xff"
         assert other.delete_key("a")
-        assert first.num_keys() == 1
+        assert not other.delete_key("a")
         later = threading.Timer(0.2, lambda: first.set("late", "here"))
         later.start()
         other.wait(["late"])

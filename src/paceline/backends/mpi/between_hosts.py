@@ -21,8 +21,6 @@ from mpi4py import MPI
 from paceline.backends.mpi.deadline import Deadline, Patience
 from paceline.backends.mpi.dtypes import Reduction, buffer, move
 
-__all__ = ["NetworkTransport"]
-
 # Below this many bytes everybody sends everything to everybody: one step.
 _SMALL_BYTES = 16 << 10
 _PIECE_BYTES = 512 << 10

@@ -18,8 +18,6 @@ from paceline.backends.mpi.node import NodeTransport
 from paceline.backends.mpi.work import MpiWork
 from paceline.errors import UnsupportedError
 
-__all__ = ["Collectives", "Tensors"]
-
 Tensors = list[torch.Tensor]
 
 

@@ -14,8 +14,6 @@ from mpi4py import MPI
 
 from paceline.errors import DeadlineError
 
-__all__ = ["Deadline", "Patience", "GroupPlace", "Watchdog", "WATCHDOG", "end_process_at_exit"]
-
 # Past a deadline a thread that sits inside MPI cannot be called back. A waiter outside gives up
 # after WAITER_GRACE; when there is none, the watchdog ends the process after WATCHDOG_GRACE.
 WAITER_GRACE = 2.0

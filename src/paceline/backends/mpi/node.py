@@ -19,8 +19,6 @@ from paceline.backends.mpi.deadline import WATCHDOG, Deadline
 from paceline.backends.mpi.dtypes import Reduction, buffer, move
 from paceline.backends.mpi.pool import SharedPool
 
-__all__ = ["NodeTransport"]
-
 # Larger all-reduces go in pieces that stay in the cache between MPI's steps: twice as fast at
 # 64 MB and above (docs/decisions/0003-mpi-backend.md).
 _CHUNK_BYTES = 1 << 20

@@ -13,8 +13,6 @@ from typing import Any
 from paceline.backends.mpi import mpi_missing
 from paceline.errors import UnsupportedError, UserError, unknown_name
 
-__all__ = ["open_some", "open_world", "register"]
-
 # Names of Open MPI's settings are not in capitals.
 _OPEN_MPI_CARRIERS = "OMPI_MCA_btl"
 # MPI waits by spinning. A rank that spins on a core that another process needs can hold up the very

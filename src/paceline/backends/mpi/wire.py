@@ -12,8 +12,6 @@ from mpi4py import MPI
 
 from paceline.errors import RunError
 
-__all__ = ["agree_on_master", "all_agree", "gather_numbers", "share_text"]
-
 _TEXT_BYTES = 1024
 
 

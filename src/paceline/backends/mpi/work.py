@@ -15,8 +15,6 @@ from paceline.backends.mpi.deadline import WAITER_GRACE, Deadline, Patience, end
 from paceline.backends.mpi.worker import Completions
 from paceline.errors import DeadlineError, RunError
 
-__all__ = ["CompletedWork", "MpiWork", "PointToPointWork", "QueuedWork", "explained"]
-
 
 def explained(error: BaseException, operation: str, place: object) -> BaseException:
     """An error of MPI as one that names the operation and the rank; others as they are."""

@@ -18,8 +18,6 @@ from paceline.errors import RunError
 if TYPE_CHECKING:
     from paceline.backends.mpi.work import QueuedWork
 
-__all__ = ["Completions", "Worker"]
-
 
 class Completions:
     """Runs what users attached to futures, on threads of its own.

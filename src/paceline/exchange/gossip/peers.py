@@ -18,8 +18,7 @@ import torch
 from paceline.errors import PacelineError, WorkerError
 from paceline.exchange.agreement import other_model, take_bytes
 from paceline.exchange.base import Beginning
-from paceline.exchange.gossip.copy import Mixture, part_of
-from paceline.exchange.membership import Roll
+from paceline.exchange.gossip.copy import Mixture, Roll, part_of
 from paceline.exchange.network import Network, Traffic
 from paceline.exchange.seed import Seed, make_seed, read_note, receive_seed, state_of
 from paceline.exchange.servers.rendezvous import Rendezvous

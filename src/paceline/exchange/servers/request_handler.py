@@ -14,7 +14,7 @@ from paceline.exchange.agreement import other_model
 from paceline.exchange.network import Traffic
 from paceline.exchange.seed import Seed, read_note, receive_seed
 from paceline.exchange.servers.copies import Words, take_copy
-from paceline.exchange.servers.groups import ServerGroup, counterparts
+from paceline.exchange.servers.groups import ServerGroup
 from paceline.exchange.servers.members import Member, Round, must_wait
 from paceline.exchange.servers.service_time import Duty
 from paceline.exchange.servers.shard import Shard
@@ -84,7 +84,9 @@ class RequestHandler:
         self.members = {
             node: Member(node, host, group) for node, host, group in place.group.workers
         }
-        others = counterparts(place.groups, place.number) if place.group.number == 0 else []
+        others = []
+        if place.group.number == 0:
+            others = [group.servers[place.number] for group in place.groups[1:]]
         self.copies = {node: Member(node, place.hosts[node], -1) for node in others}
         """Servers of other groups that hold the same shard, where this is the first group's."""
         self.words = Words(others)

@@ -20,7 +20,7 @@ from paceline.exchange.servers.copies import Copy, Word
 from paceline.exchange.servers.groups import group_of, server_group
 from paceline.exchange.servers.members import Member
 from paceline.exchange.servers.rendezvous import Arrival, Rendezvous
-from paceline.exchange.servers.request_handler import EndedError, RequestHandler, ServerPlace
+from paceline.exchange.servers.request_handler import EndedError, RequestHandler
 from paceline.exchange.validation import check_request
 from paceline.exchange.wire import (
     BadMessageError,
@@ -225,6 +225,3 @@ class ShardServer(RequestHandler):
         if stop:
             with self._turn:
                 self._stop_wished, self._stop_at = True, 1
-
-
-__all__ = ["ServerPlace", "ShardServer"]
