@@ -43,7 +43,7 @@ class StoreRequest:
     """What a node asks of the store."""
 
     do: str
-    keys: tuple[str, ...] = ()
+    keys: tuple[str, ...]
     value: bytes = b""
     number: int = 0
     seconds: float = 0.0

@@ -211,7 +211,7 @@ def test_readers_take_any_bytes() -> None:
     for text in (b"[]", b'{"node": -1, "host": "a"}', b'{"node": true, "host": "a"}', b"\xff"):
         with pytest.raises(WorkerError, match="arrival 3 in the run's store cannot be read"):
             read_arrival(3, text)
-    assert StoreTable().answer(StoreRequest(do="launch")) == {
+    assert StoreTable().answer(StoreRequest(do="launch", keys=("a",))) == {
         "error": "the store has no order 'launch'"
     }
     order = StoreRequest(do="set", keys=("a",), value=b"\x00", number=-3, seconds=1.5)
