@@ -262,7 +262,6 @@ class Network:
         return _Together(works)
 
     def barrier(self, name: str = "a barrier") -> None:
-        """Wait for all nodes."""
         self.total([0.0], name)
 
     def total(self, values: Sequence[float], name: str) -> list[float]:
@@ -360,7 +359,6 @@ class Network:
                 group.recv([torch.empty(1)], peer, _ABORT).wait(datetime.timedelta(milliseconds=1))
 
     def close(self) -> None:
-        """Leave the network."""
         if self.backend == "mpi4py":
             self.group.shutdown()
         self.group = None

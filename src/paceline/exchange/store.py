@@ -40,8 +40,6 @@ _LOOK_SECONDS = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class StoreRequest:
-    """What a node asks of the store."""
-
     do: str
     keys: tuple[str, ...]
     value: bytes = b""
@@ -138,7 +136,6 @@ class StoreServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Serve nobody any more."""
         with contextlib.suppress(OSError):
             self._wake.send(b"x")
         if self._thread is not threading.current_thread():

@@ -20,7 +20,6 @@ MOST_NUMBERS = 2**24
 
 
 def check_finite(values: torch.Tensor, what: str) -> None:
-    """Refuse NaN and infinite values."""
     if not is_finite(values):
         raise BadMessageError(f"sent {what} of which {bad_of(values)} are not finite", DIVERGED)
 

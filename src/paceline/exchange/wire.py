@@ -203,18 +203,15 @@ class Connection:
         return data[:length]
 
     def ask(self, request: Request) -> None:
-        """Begin a request."""
         self._send_sealed(_REQUEST.pack(*astuple(request)))
 
     def asked(self) -> Request:
-        """The next request."""
         try:
             return read_request(self._receive_sealed(_REQUEST.size))
         except ValueError as error:
             raise BadMessageError(f"sent {error}") from error
 
     def answer(self, answer: Answer) -> None:
-        """Begin an answer."""
         self._send_sealed(_ANSWER.pack(*astuple(answer)))
 
     def answered(self) -> Answer:
@@ -232,12 +229,10 @@ class Connection:
         self._send_sealed(text.encode())
 
     def ask_with(self, request: Request, text: str) -> None:
-        """Begin a request with a text."""
         self.ask(replace(request, length=len(text.encode())))
         self.send_text(text)
 
     def answer_with(self, answer: Answer, text: str) -> None:
-        """Begin an answer with a text."""
         self.answer(replace(answer, length=len(text.encode())))
         self.send_text(text)
 

@@ -56,7 +56,6 @@ class HostGroup:
             (folder / "cpu.max").write_text(f"{quota} {period}")
 
     def usage(self) -> Usage:
-        """Read the counters."""
         cpu = _pairs(self.folders.get("cpu"), "cpu.stat")
         used = _number(self.folders.get("cpuacct"), "cpuacct.usage")
         throttled = cpu.get("throttled_time")

@@ -90,11 +90,9 @@ class LabProcess:
                 self._end(HOST_GONE)
 
     def terminate(self) -> None:
-        """Ask it to end (SIGTERM)."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it (SIGKILL)."""
         self.send_signal(signal.SIGKILL)
 
     def close(self) -> None:

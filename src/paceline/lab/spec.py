@@ -236,7 +236,6 @@ class LabSpec:
         return self._network().prefixlen
 
     def host(self, name: str) -> HostSpec:
-        """The host of that name."""
         for host in self.hosts:
             if host.name == name:
                 return host

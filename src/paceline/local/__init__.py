@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def names() -> list[str]:
-    """The names of all local strategies."""
     return list(STRATEGIES)
 
 

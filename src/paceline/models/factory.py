@@ -24,7 +24,6 @@ def build(
     options: dict[str, object],
     image_size: int | None,
 ) -> nn.Module:
-    """See `paceline.models.build`."""
     sizes: dict[str, int | None] = {
         "classes": classes,
         "channels": channels,

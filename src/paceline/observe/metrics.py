@@ -54,7 +54,6 @@ class Tally:
         weight: float | None = None,
         sums: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
-        """Count one update."""
         self.loss_sum += loss_sum
         self.correct += correct
         self.samples += samples

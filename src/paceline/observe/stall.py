@@ -155,7 +155,6 @@ class StallWatch:
         return self
 
     def close(self) -> None:
-        """Stop looking."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
@@ -311,7 +310,6 @@ def board_place(board: Any) -> Callable[[], Place]:
 
 
 def describe(frame: FrameType) -> str:
-    """The innermost calls of a thread."""
     calls = traceback.extract_stack(frame)[-_STACK_DEPTH:]
     return "".join(traceback.format_list(calls)).rstrip()
 

@@ -28,7 +28,6 @@ _MANY_POINTS = 40
 
 
 def figure_svg(figure: Figure) -> str:
-    """The figure as SVG."""
     layout = _Layout(figure)
     canvas = SvgCanvas(WIDTH, layout.height)
     _draw(canvas, layout)

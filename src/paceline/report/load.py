@@ -68,7 +68,6 @@ class RunData:
 
     @property
     def batch(self) -> int | None:
-        """Samples per update over all machines."""
         if self.plan is not None:
             return self.plan.batch_size
         asked = self.asked("workload.batch_size")
@@ -116,7 +115,6 @@ class RunData:
 
     @property
     def loss(self) -> float | None:
-        """Test loss of the last evaluation."""
         return self.number("test_loss")
 
     def number(self, key: str) -> float | None:

@@ -164,7 +164,6 @@ class Continuing:
 
     @property
     def updates(self) -> int:
-        """Updates of the whole training."""
         return planned_updates(self.config.train, self.feed.sampler.steps_per_epoch)
 
     @property

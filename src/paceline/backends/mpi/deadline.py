@@ -34,7 +34,6 @@ class GroupPlace:
 
     @property
     def size(self) -> int:
-        """How many ranks the group has."""
         return len(self.world_ranks)
 
     def world(self, ranks: Iterable[int]) -> str:
@@ -118,13 +117,11 @@ class Watchdog:
         self._lock = threading.Lock()
 
     def enter(self, deadline: Deadline) -> None:
-        """A blocking call begins."""
         self._watched[id(deadline)] = deadline
         if self._thread is None:
             self._start()
 
     def leave(self, deadline: Deadline) -> None:
-        """The blocking call is over."""
         self._watched.pop(id(deadline), None)
 
     def _start(self) -> None:

@@ -57,11 +57,9 @@ class MpiProcessGroup(Collectives):
     # -- names: a group without a C++ backend has to keep them itself ----------------------------
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """The name the backend is registered under."""
         return self._name
 
     def getGroupName(self) -> str:  # noqa: N802
-        """The name torch gave the group."""
         return self._group_name
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
@@ -69,7 +67,6 @@ class MpiProcessGroup(Collectives):
         self._group_name = name
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """What the group is for."""
         return self._group_description
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
@@ -129,11 +126,9 @@ class MpiProcessGroup(Collectives):
     # -- messages ----------------------------------------------------------------------------------
 
     def send(self, tensors: Tensors, peer: int, tag: int = 0) -> MpiWork:
-        """Send to one rank."""
         return self._message("send", lambda: self._messages.send(tensors[0], peer, tag))
 
     def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> MpiWork:
-        """Receive from one rank."""
         return self._message("recv", lambda: self._messages.receive(tensors[0], peer, tag))
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> MpiWork:

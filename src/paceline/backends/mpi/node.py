@@ -132,7 +132,6 @@ class NodeTransport:
         how.finish(output, self._size)
 
     def broadcast(self, flat: torch.Tensor, root: int, deadline: Deadline) -> None:
-        """The root's `flat` on every rank."""
         self._together(
             deadline,
             "broadcast",
@@ -205,7 +204,6 @@ class NodeTransport:
         )
 
     def barrier(self, deadline: Deadline) -> None:
-        """Nobody goes on before all are here."""
         self._board.arrive(deadline, "barrier")
 
     def close(self) -> None:

@@ -16,7 +16,6 @@ _TEXT_BYTES = 1024
 
 
 def share_text(comm: Any, text: str) -> str:
-    """The first rank's text, on every rank."""
     encoded = text.encode()
     if len(encoded) > _TEXT_BYTES:
         raise ValueError(f"a text of {len(encoded)} bytes is longer than {_TEXT_BYTES}")

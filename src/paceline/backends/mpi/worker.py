@@ -62,7 +62,6 @@ class Worker:
         return self._pending == 0 and self._execution.acquire(blocking=False)
 
     def leave(self) -> None:
-        """The caller's own collective is over."""
         self._execution.release()
 
     def submit(self, work: QueuedWork) -> None:

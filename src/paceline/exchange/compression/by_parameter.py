@@ -152,8 +152,6 @@ class LowRank(ByParameter):
 
 
 class _Ended:
-    """A sum that is there already."""
-
     def wait(self) -> None:
         """Nothing is left to wait for."""
 

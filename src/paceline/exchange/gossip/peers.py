@@ -348,7 +348,6 @@ class Neighbours(Network):
                 self._ask(node, Kind.DONE)
 
     def close(self) -> None:
-        """Leave the network."""
         self._leaving = True
         self._woken.set()
         end = time.monotonic() + LEAVE_SECONDS

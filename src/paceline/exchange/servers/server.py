@@ -211,7 +211,6 @@ class ShardServer(RequestHandler):
             )
 
     def copy_of_weights(self) -> torch.Tensor:
-        """The shard's weights as they are now."""
         with self._turn:
             return self.shard.copy()
 

@@ -13,7 +13,6 @@ class Staleness:
         self.counts: Counter[int] = Counter()
 
     def add(self, staleness: int) -> None:
-        """Count one update."""
         self.counts[staleness] += 1
 
     def merge(self, counts: Mapping[str, int]) -> None:
