@@ -132,6 +132,11 @@ RAISED_BY = "raised by "
 """Begins the note of an error that came out of the user's own code."""
 
 
+def first_line(error: Exception) -> str:
+    """What an error says first, or its kind where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def is_of_users_code(error: BaseException) -> bool:
     """Whether it came out of the user's model, loss or step."""
     return any(note.startswith(RAISED_BY) for note in getattr(error, "__notes__", ()))

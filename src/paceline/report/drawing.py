@@ -16,8 +16,7 @@ from paceline.report.canvas import (
     draw_marker,
     text_width,
 )
-from paceline.report.figure import Axis, Figure, Series
-from paceline.report.palette import GUIDE, Look, look
+from paceline.report.figure import GUIDE, Axis, Figure, Look, Series, look
 from paceline.text import clock
 
 WIDTH = 760.0

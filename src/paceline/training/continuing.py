@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -345,15 +346,18 @@ class Continuing:
         if newest is None:
             self.strategy.spread_buffers()
             return
-        state, model, optimizer = self.checkpoints.load(newest)
-        check_continued(newest, state, self.config, sampler=self.feed.sampler)
-        self.started -= state.seconds
-        update = state.position.update
-        self.take_over(Handover(state=state, model=model, optimizer=optimizer, saved_at=update))
-        self.resumed = optimizer
+        saved = self.saved(newest)
+        self.take_over(saved)
+        self.resumed = saved.optimizer
         if self.team.is_first:
-            self.say_unsaved(optimizer)
-            self.view.say(self.welcome_back())
+            self.welcome_back(saved)
+
+    def saved(self, checkpoint: Path) -> Handover:
+        """What a checkpoint of this training holds; the training's clock goes on from there."""
+        found = Handover.of(self.checkpoints, checkpoint)
+        check_continued(checkpoint, found.state, self.config, sampler=self.feed.sampler)
+        self.started -= found.state.seconds
+        return found
 
     def take_over(self, handover: Handover) -> None:
         """Go on where another leg, or a checkpoint, has left off; every rank calls it."""
@@ -373,9 +377,12 @@ class Continuing:
             halfway = state.position.step > 0 and state.position.update >= self.updates
             self.epochs.restore(state.position.epoch + halfway)
 
-    def welcome_back(self) -> str:
-        """One line about what is continued."""
+    def welcome_back(self, saved: Handover) -> None:
+        """Say what is continued, and what of it no checkpoint held."""
+        self.say_unsaved(saved.optimizer)
         update, path = self.position.update, self.task.run.path
         if self.is_finished:
-            return f"{path} is finished after {update} updates: there is nothing left to train"
-        return f"continuing {path} from update {update} (epoch {self.position.epoch + 1})"
+            text = f"{path} is finished after {update} updates: there is nothing left to train"
+        else:
+            text = f"continuing {path} from update {update} (epoch {self.position.epoch + 1})"
+        self.view.say(text)

@@ -103,9 +103,7 @@ class HostsTraining(LegTraining):
         try:
             return super()._one_leg()
         except LostError as error:  # between two legs
-            name = self._running
-            decision = Decision(name=name, updates=0, role="keep", best=name)
-            self._go_on_without(decision, error, time.perf_counter())
+            self._go_on_without(Decision.keep(self._running), error, time.perf_counter())
             return False
 
     def _put_out(self, decision: Decision, error: Exception, began: float) -> None:
@@ -247,13 +245,10 @@ class HostsTraining(LegTraining):
         while True:
             try:
                 if self._runner is None:
-                    name = self.crewed.options[0].name
-                    decision = Decision(name=name, updates=0, role="keep", best=name)
-                    self._enter(decision)
+                    self._enter(Decision.keep(self.crewed.options[0].name))
                 return super()._finish()
             except LostError as error:
-                decision = Decision(name=self._running, updates=0, role="keep", best=self._running)
-                self._go_on_without(decision, error, time.perf_counter())
+                self._go_on_without(Decision.keep(self._running), error, time.perf_counter())
 
     def _decide(self) -> Decision:
         if self._asked.script:

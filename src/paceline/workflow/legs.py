@@ -17,6 +17,7 @@ from paceline.errors import (
     ProofError,
     StorageError,
     UnsupportedError,
+    first_line,
 )
 from paceline.local.memory import memory_is_short, resident_mb, shortage
 from paceline.plan.pilot import (
@@ -109,8 +110,7 @@ class LegTraining:
 
     def _finish(self) -> Outcome:
         if self._runner is None:  # the leg that was to be stopped has failed instead
-            simplest = self.known.options[0].name
-            self._enter(Decision(name=simplest, updates=0, role="keep", best=simplest))
+            self._enter(Decision.keep(self.known.options[0].name))
         assert self._runner is not None
         return self._runner.finish(self._summary(), self.signals.received)
 
@@ -300,7 +300,7 @@ class LegTraining:
         simplest = self.known.options[0].name
         if decision.name == simplest or self._asked.script:
             raise error
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         self._home.view.say(f"{decision.name} is out, and training goes on without it: {reason}")
         if self._runner is not None and self._runner.is_kept:
             with contextlib.suppress(PacelineError):
@@ -363,12 +363,9 @@ class LegTraining:
         newest = checkpoints.newest()
         if newest is None:
             return
-        state, model, optimizer = checkpoints.load(newest)
-        update = state.position.update
-        if self._handover is None or update > self._handover.state.position.update:
-            self._handover = Handover(
-                state=state, model=model, optimizer=optimizer, saved_at=update
-            )
+        found = Handover.of(checkpoints, newest)
+        if self._handover is None or found.saved_at > self._handover.state.position.update:
+            self._handover = found
 
     def _note(
         self, decision: Decision, went: Went, began: float, setup: float, *, first: int

@@ -23,7 +23,6 @@ from paceline.exchange.network import Network, Traffic
 from paceline.exchange.seed import Seed, make_seed, read_note, receive_seed, state_of
 from paceline.exchange.servers.rendezvous import Rendezvous
 from paceline.exchange.servers.staleness import Staleness
-from paceline.exchange.validation import check_finite, check_request, check_word
 from paceline.exchange.wire import (
     Answer,
     BadMessageError,
@@ -31,6 +30,9 @@ from paceline.exchange.wire import (
     ConnectionLostError,
     Kind,
     Request,
+    check_finite,
+    check_request,
+    check_word,
 )
 from paceline.local.shared import divided, memory_view
 from paceline.schema import ExchangeSettings, Plan, RankContext

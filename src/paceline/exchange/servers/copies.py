@@ -24,8 +24,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.exchange.servers.staleness import Staleness
-from paceline.exchange.validation import check_finite, check_word
-from paceline.exchange.wire import Answer, BadMessageError, Connection, Kind, Request
+from paceline.exchange.wire import (
+    Answer,
+    BadMessageError,
+    Connection,
+    Kind,
+    Request,
+    check_finite,
+    check_word,
+)
 from paceline.schema.plain import ONE_LINE, checked, parse_json
 
 if TYPE_CHECKING:

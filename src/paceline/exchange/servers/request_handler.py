@@ -19,8 +19,7 @@ from paceline.exchange.servers.members import Member, Round, must_wait
 from paceline.exchange.servers.service_time import Duty
 from paceline.exchange.servers.shard import Shard
 from paceline.exchange.servers.staleness import Staleness, rate_correction
-from paceline.exchange.validation import check_push
-from paceline.exchange.wire import Answer, BadMessageError, Connection, Kind, Request
+from paceline.exchange.wire import Answer, BadMessageError, Connection, Kind, Request, check_push
 from paceline.schema import ExchangeSettings
 
 KEPT_SUMS = 64

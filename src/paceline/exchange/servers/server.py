@@ -21,13 +21,13 @@ from paceline.exchange.servers.groups import group_of, server_group
 from paceline.exchange.servers.members import Member
 from paceline.exchange.servers.rendezvous import Arrival, Rendezvous
 from paceline.exchange.servers.request_handler import EndedError, RequestHandler
-from paceline.exchange.validation import check_request
 from paceline.exchange.wire import (
     BadMessageError,
     Connection,
     ConnectionLostError,
     Kind,
     Request,
+    check_request,
 )
 
 LOOK_SECONDS = 0.2
