@@ -1,6 +1,6 @@
 """Which linear layers are split over nodes, from bytes alone. Pure; no torch.
 
-Where machines have been measured, `plan.nodes` decides by time; this is for what is known
+Where machines have been measured, `plan.prices` decides by time; this is for what is known
 without measuring: the model, the batch, the shares, and what was asked.
 """
 
