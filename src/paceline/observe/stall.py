@@ -27,6 +27,7 @@ from typing import Any, Final
 from paceline.observe.mailbox import Posts
 from paceline.observe.recorder import Recorder, Say
 from paceline.schema import RankContext
+from paceline.text import listed
 
 Place = tuple[str, int]
 """What a rank is doing, and at which update."""
@@ -299,9 +300,8 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
     >>> ranks_in_words([2]), ranks_in_words([0, 1, 3])
     ('rank 2 has', 'ranks 0, 1 and 3 have')
     """
-    if len(ranks) == 1:
-        return f"rank {ranks[0]} has"
-    return f"ranks {', '.join(str(rank) for rank in ranks[:-1])} and {ranks[-1]} have"
+    names = listed([str(rank) for rank in ranks])
+    return f"rank {names} has" if len(ranks) == 1 else f"ranks {names} have"
 
 
 def board_place(board: Any) -> Callable[[], Place]:

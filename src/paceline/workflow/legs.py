@@ -31,7 +31,7 @@ from paceline.plan.pilot import (
     spent,
     typical,
 )
-from paceline.run import RunDirectory
+from paceline.run import RunDirectory, write_whole
 from paceline.schema import Plan, encode, read_json, write_json
 from paceline.schema.legs import Leg, leg_text, merged
 from paceline.schema.proof import Proof
@@ -116,10 +116,13 @@ class LegTraining:
 
     def _close(self) -> None:
         """End the ranks that stand by, and give back what runners hold."""
+        self._close_runners()
+        self._end_ranks()
+
+    def _close_runners(self) -> None:
         for runner in (*self._spare.values(), *([self._runner] if self._runner else [])):
             with contextlib.suppress(PacelineError):
                 runner.close()
-        self._end_ranks()
 
     def _one_leg(self) -> bool:
         """One more leg; True when the training is finished."""
@@ -439,7 +442,5 @@ class LegTraining:
 
 
 def write_legs(run: RunDirectory, legs: Sequence[Leg]) -> None:
-    """legs.jsonl, whole: a reader never sees half of it."""
-    partial = run.path / ".legs.jsonl.partial"
-    partial.write_text("".join(json.dumps(encode(leg)) + "\n" for leg in merged(legs)))
-    partial.replace(run.legs)
+    """legs.jsonl, whole."""
+    write_whole(run.legs, "".join(json.dumps(encode(leg)) + "\n" for leg in merged(legs)))
