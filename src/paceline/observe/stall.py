@@ -33,11 +33,11 @@ Place = tuple[str, int]
 """What a rank is doing, and at which update."""
 
 _STACK_DEPTH: Final = 8
-_FRAMES_THAT_WAIT: Final = (
+FRAMES_THAT_WAIT: Final = (
     ("paceline/local/board.py", "barrier", ""),
     ("paceline/exchange/network.py", "wait", ""),
     ("paceline/exchange/turns.py", "wait", "the sum of gradients"),
-    ("paceline/exchange/served.py", "", ""),
+    ("paceline/exchange/servers/client.py", "", ""),
     ("paceline/backends/mpi/work.py", "wait", ""),
     ("torch/distributed/distributed_c10d.py", "", ""),
 )
@@ -322,7 +322,7 @@ def waits_in(frame: FrameType) -> str | None:
         if current is None:
             break
         name, function = current.f_code.co_filename, current.f_code.co_name
-        for file, wanted, operation in _FRAMES_THAT_WAIT:
+        for file, wanted, operation in FRAMES_THAT_WAIT:
             if name.endswith(file) and wanted in ("", function):
                 if said := operation or _said(current):
                     return said
