@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.errors import RunDirectoryError, shown
+from paceline.errors import shown
+from paceline.run import open_run
 from paceline.schema.plain import read_json_file
 
 if TYPE_CHECKING:
@@ -210,8 +211,7 @@ def audit(paths: Sequence[Path]) -> Audit:
     runs: list[Audited] = []
     skipped: dict[str, str] = {}
     for path in paths:
-        if not path.is_dir():
-            raise RunDirectoryError(f"there is no run directory {path}: `paceline runs` lists them")
+        open_run(path)
         try:
             summary = read_json_file(path / "run.json")
         except FileNotFoundError:
