@@ -16,10 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paceline.report.figure import Figure
+from paceline.report.figure import Figure, look
 from paceline.report.load import load_run
 from paceline.report.make import make_report
-from paceline.report.palette import look
 
 
 def figures_of(run: Path) -> list[Figure]:

@@ -168,7 +168,7 @@ def evaluate(
     >>> paceline.evaluate(result)                                            # doctest: +SKIP
     {'loss': 0.08, 'accuracy': 0.98, 'top5': 1.0}
     """
-    from paceline.serve.scoring import score
+    from paceline.serve.trained import score
 
     if not isinstance(trained, Result | str | Path):
         raise ConfigError(

@@ -25,29 +25,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = [
-    "ConfigError",
-    "DataError",
-    "DeadlineError",
-    "DivergedError",
-    "ModelError",
-    "PacelineError",
-    "ProofError",
-    "RunDirectoryError",
-    "RunError",
-    "StorageError",
-    "StrategyError",
-    "UnsupportedError",
-    "UserError",
-    "RankError",
-    "WorkerError",
-    "is_of_users_code",
-    "is_out_of_memory",
-    "shortened",
-    "shown",
-    "unknown_name",
-]
-
 
 class PacelineError(Exception):
     """Base of everything Paceline raises on purpose."""
@@ -153,6 +130,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 RAISED_BY = "raised by "
 """Begins the note of an error that came out of the user's own code."""
+
+
+def first_line(error: Exception) -> str:
+    """What an error says first, or its kind where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def is_of_users_code(error: BaseException) -> bool:

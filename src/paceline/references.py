@@ -28,11 +28,6 @@ from typing import Any
 from paceline.errors import ConfigError
 from paceline.text import user_path
 
-__all__ = [
-    "is_object", "is_reference", "object_name", "reference_to", "refuse_other_arguments", "resolve",
-    "resolve_factory",
-]  # fmt: skip
-
 PARQUET = "parquet:"
 """Begins the name of data in Parquet files; their path follows, and is no callable."""
 OBJECT = "object:"

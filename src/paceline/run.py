@@ -222,11 +222,14 @@ def _has_files(path: Path) -> bool:
     return any(entry.name != ".lock" for entry in path.iterdir())
 
 
-def write_whole(file: Path, text: str) -> None:
-    """Write a file that is there as a whole or not at all."""
-    partial = file.with_name(f".{file.name}.partial")
-    partial.write_text(text)
-    partial.replace(file)
+def write_whole(file: Path, content: str | bytes) -> None:
+    """Write a file that is there as a whole or not at all: a reader never sees half of it."""
+    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def flush(path: Path) -> None:

@@ -8,6 +8,7 @@ import re
 import signal
 import stat
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,15 @@ def user_path(text: str | Path) -> Path:
     PosixPath('~nobody-of-that-name/x')
     """
     return Path(os.path.expanduser(text))  # noqa: PTH111 - Path's own raises for unknown names
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as a sentence has them.
+
+    >>> listed(["a"]), listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def printable(text: str) -> str:

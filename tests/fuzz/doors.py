@@ -532,7 +532,7 @@ def _store(random: Random, folder: Path) -> None:
     from paceline.exchange.store import StoreTable, read_answer, read_order
 
     table = StoreTable()
-    for do in ("set", "add", "get", "check", "compare_set", "delete", "count", "wait"):
+    for do in ("set", "add", "get", "check", "delete", "wait"):
         value = base64.b64encode(b"5").decode()
         order = {"do": do, "keys": ["a"], "number": 1, "seconds": 1.5, "value": value}
         try:

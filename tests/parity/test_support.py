@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from collections.abc import Iterator
+from itertools import groupby, product
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,18 @@ from support_table import table
 from paceline.errors import UnsupportedError
 from paceline.schema import ExchangeSettings, NodePlan, Plan
 from paceline.schema.support import (
+    BACKENDS,
+    COMPRESSIONS,
     DDP,
+    EXCHANGES,
+    PARTITIONS,
     RULES,
     SEVERAL_RANKS,
+    SHARES,
+    STRATEGIES,
     SUMS,
     Combination,
     check_support,
-    every_cell,
     refusal,
 )
 
@@ -35,6 +41,23 @@ SHAPES = {
     "pipeline": {"stages": 2, "micro_batches": 2},
     "hybrid": {"stages": 2, "replicas": 1, "micro_batches": 2},
 }
+
+
+def every_cell() -> Iterator[Combination]:
+    """The whole matrix."""
+    for strategy, exchange, compression, partition, shares, backend in product(
+        STRATEGIES, EXCHANGES, COMPRESSIONS, PARTITIONS, SHARES, BACKENDS
+    ):
+        yield Combination(
+            strategy=strategy,
+            exchange=exchange,
+            compression=compression,
+            partition=partition,
+            shares=shares,
+            backend=backend,
+        )
+
+
 WORKING = [cell for cell in every_cell() if not refusal(cell)]
 
 

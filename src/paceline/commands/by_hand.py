@@ -225,6 +225,3 @@ def _train(
         write_json(run.plan, plan)
         way.run(run, silent=True)
     return None
-
-
-__all__ = ["train_by_hand"]

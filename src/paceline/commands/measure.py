@@ -64,7 +64,6 @@ def command(
 
 
 def describe_host(host: MeasuredHost) -> str:
-    """One host in a line."""
     largest = host.updates[-1]
     cores = f"{host.usable_cores} core{'s' if host.usable_cores > 1 else ''}"
     quota = f" (quota {host.quota:g})" if host.quota is not None else ""

@@ -109,7 +109,6 @@ def size_of(text: str, option: str) -> int:
 
 
 def read_token(file: Path | None) -> str | None:
-    """The secret in a file."""
     if file is None:
         return None
     try:

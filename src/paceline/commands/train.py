@@ -103,7 +103,7 @@ def command(
     paceline train my.toml --engine spark --master spark://host:7077
     """
     from paceline import api
-    from paceline.commands.publishing import check, publishing
+    from paceline.commands.export import check, publishing
     from paceline.commands.watch import watching
     from paceline.config import load_config
     from paceline.config.environment import started_by

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import click
 
-from paceline.errors import ConfigError, RunDirectoryError, UnsupportedError
+from paceline.errors import ConfigError, UnsupportedError
+from paceline.run import open_run
 
 PORT = 8600
 
@@ -48,8 +49,7 @@ def command(
     """
     paths = list(dict.fromkeys(path.resolve() for path in runs or (Path("runs/latest"),)))
     for path in paths:
-        if not path.is_dir():
-            raise RunDirectoryError(f"there is no run directory {path}: `paceline runs` lists them")
+        open_run(path)
     if once and not text:
         raise ConfigError("--once belongs to --text: a page stays")
     if text:

@@ -20,7 +20,6 @@ def key_of(facts: Any) -> str:
 
 
 def place_of(kind: str, key: str) -> Path:
-    """Where an entry is kept."""
     return cache_root() / kind / f"{key}.json"
 
 

@@ -59,7 +59,6 @@ def hosts_from_names(text: str) -> Hosts:
 
 
 def load_hosts(path: Path) -> Hosts:
-    """The hosts of a TOML file."""
     try:
         data = read_toml(path)
     except FileNotFoundError:

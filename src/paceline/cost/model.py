@@ -14,8 +14,6 @@ LOOKS_ACROSS = "BatchNorm"
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCost:
-    """One layer."""
-
     name: str = ""
     kind: str = ""
     forward: float = 0.0

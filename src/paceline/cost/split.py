@@ -81,7 +81,6 @@ class Division:
 
     @property
     def nodes(self) -> int:
-        """How many nodes there are."""
         return len(self.parts)
 
 

@@ -39,10 +39,6 @@ class Wire:
     taken: float = 0.0
     """Part of the cores' computing that communication takes while both are under way."""
 
-    def faster(self, factor: float) -> Wire:
-        """The same wire with `factor` times the bandwidth."""
-        return replace(self, bandwidth=factor * self.bandwidth, both=factor * self.both)
-
 
 def wire(link: Link, level: Level = "median") -> Wire:
     """A link at one level; `low` is the slow wire: low rates, high latency.

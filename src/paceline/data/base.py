@@ -204,7 +204,6 @@ class Dataset:
         )
 
     def close(self) -> None:
-        """Give back threads and files."""
         self.train.close()
         self.test.close()
 

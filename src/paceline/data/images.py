@@ -162,13 +162,3 @@ def photographs(size: int, channels: int) -> Pictures:
     if channels == 1:
         mean, deviation = (float(np.mean(MEAN)),), (float(np.mean(DEVIATION)),)
     return Pictures(size=size, channels=channels, mean=mean, deviation=deviation)
-
-
-__all__ = [
-    "DECODER_VERSION",
-    "ImageDamagedError",
-    "SUFFIXES",
-    "decode_image",
-    "photographs",
-    "quick_check",
-]

@@ -41,7 +41,6 @@ SPEC = DataSpec(
 
 
 def open_parquet(request: DataRequest) -> Dataset:
-    """Open the files of `parquet:PATH`."""
     request.check_options(*OPTIONS)
     options = request.options
     order = options.get("order", "rows")

@@ -87,7 +87,6 @@ class GlobalSampler:
         return self._order
 
     def batch(self, epoch: int, step: int) -> np.ndarray:
-        """The samples of one global batch."""
         start = step * self.batch_size
         return self.order(epoch)[start : start + self.batch_size]
 

@@ -21,11 +21,6 @@ COMPRESSED: dict[tuple[str, str], str] = {
 }
 
 
-def names() -> list[str]:
-    """The names of all exchanges."""
-    return list(EXCHANGES)
-
-
 def exchange_class(name: str, compression: str = "none") -> type[Exchange]:
     """The class of an exchange by its name, and by what makes its gradients smaller."""
     if compression != "none" and (name, compression) not in COMPRESSED:
@@ -42,4 +37,4 @@ def build(name: str, setting: ExchangeSetting) -> Exchange:
     return exchange_class(name, setting.options.compression)(setting)
 
 
-__all__ = ["EXCHANGES", "build", "exchange_class", "names"]
+__all__ = ["EXCHANGES", "build", "exchange_class"]

@@ -184,7 +184,6 @@ class Crew:
             self._store.set(f"answer/{self._number}/{self.node}", json.dumps(words))
 
     def close(self) -> None:
-        """Leave."""
         self._store.close()
 
 

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from paceline.run import write_whole
 from paceline.schema.plain import MOST_BYTES, checked, parse_json, read_json_file
 
 
@@ -63,9 +64,7 @@ def leave_patience(run: Path, seconds: Mapping[int, float]) -> None:
     """Say how many seconds without a word each node is worth waiting for."""
     path = patience_file(run)
     path.parent.mkdir(exist_ok=True)
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps({str(node): round(value, 3) for node, value in seconds.items()}))
-    fresh.replace(path)
+    write_whole(path, json.dumps({str(node): round(value, 3) for node, value in seconds.items()}))
 
 
 class Patience:

@@ -6,7 +6,7 @@ the first node alone: the others send it theirs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,13 +27,17 @@ def errors_named(errors: Mapping[int, torch.Tensor]) -> Memory:
 def errors_of(saved: Memory, buckets: Buckets) -> dict[int, torch.Tensor]:
     """What `errors_named` has named; none at all where buckets have other sizes now."""
     sizes = [sum(weight.numel() for weight in group) for group in buckets.groups]
+    return numbered(saved, "error", sizes)
+
+
+def numbered(saved: Mapping[str, Any], name: str, sizes: Sequence[int]) -> dict[int, torch.Tensor]:
+    """What is saved as "NAME-0", "NAME-1" and so on; none at all where a size is another."""
     found = {
-        number: saved[f"error-{number}"].clone()
+        number: saved[f"{name}-{number}"].clone()
         for number in range(len(sizes))
-        if f"error-{number}" in saved
+        if f"{name}-{number}" in saved
     }
-    fits = all(len(error) == sizes[number] for number, error in found.items())
-    return found if fits else {}
+    return found if all(len(each) == sizes[number] for number, each in found.items()) else {}
 
 
 def gathered(own: Memory, network: Network) -> dict[str, torch.Tensor]:

@@ -202,17 +202,6 @@ class Network:
             work = self.group.allreduce([tensor], dist.AllreduceOptions())
         return Pending(self, name, work, tensor, self._end_of(work))
 
-    def reduce(self, tensor: torch.Tensor, root: int = 0, name: str = "a sum at one node") -> None:
-        """Add up a tensor over all nodes at `root`."""
-        if self.rank == root:
-            self.count(received=tensor.nbytes * (self.size - 1), messages=self.size - 1)
-        else:
-            self.count(sent=tensor.nbytes)
-        options = dist.ReduceOptions()
-        options.rootRank = root
-        with self.explaining(name):
-            Pending(self, name, self.group.reduce([tensor], options), tensor).wait()
-
     def broadcast(self, tensor: torch.Tensor, root: int = 0, name: str = "a broadcast") -> None:
         """Give every node `root`'s tensor."""
         if self.rank == root:
@@ -273,7 +262,6 @@ class Network:
         return _Together(works)
 
     def barrier(self, name: str = "a barrier") -> None:
-        """Wait for all nodes."""
         self.total([0.0], name)
 
     def total(self, values: Sequence[float], name: str) -> list[float]:
@@ -371,7 +359,6 @@ class Network:
                 group.recv([torch.empty(1)], peer, _ABORT).wait(datetime.timedelta(milliseconds=1))
 
     def close(self) -> None:
-        """Leave the network."""
         if self.backend == "mpi4py":
             self.group.shutdown()
         self.group = None

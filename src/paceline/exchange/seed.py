@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from paceline.exchange.servers.sharding import shard_bounds, slices
-from paceline.exchange.validation import check_finite
-from paceline.exchange.wire import BadMessageError, Connection
+from paceline.exchange.wire import BadMessageError, Connection, check_finite
 from paceline.local.base import OptimizerState
 from paceline.local.shared import memory_view
 from paceline.schema.plain import parse_json

@@ -32,7 +32,6 @@ _SLACK_SECONDS = 10.0
 """How much later than its own deadline an answer may come: the first node may be busy."""
 _ORDER = {
     "do": ONE_LINE, "keys": [str], "number?": int, "seconds?": float, "value?": str,
-    "expected?": str,
 }  # fmt: skip
 _ANSWER = {"number?": int, "value?": str, "error?": str}
 _LOOK_SECONDS = 0.5
@@ -41,12 +40,9 @@ _LOOK_SECONDS = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class StoreRequest:
-    """What a node asks of the store."""
-
     do: str
-    keys: tuple[str, ...] = ()
+    keys: tuple[str, ...]
     value: bytes = b""
-    expected: bytes = b""
     number: int = 0
     seconds: float = 0.0
 
@@ -54,8 +50,7 @@ class StoreRequest:
         """As it travels."""
         plain: dict[str, Any] = {"do": self.do, "keys": self.keys, "number": self.number}
         plain["seconds"] = self.seconds
-        for name in ("value", "expected"):
-            plain[name] = base64.b64encode(getattr(self, name)).decode()
+        plain["value"] = base64.b64encode(self.value).decode()
         return json.dumps(plain).encode()
 
 
@@ -63,18 +58,15 @@ def read_order(body: bytes) -> StoreRequest:
     """An order from its bytes, whose MAC was right; ValueError for anything else."""
     try:
         plain = checked(parse_json(body), _ORDER)
-        if not plain["keys"] and plain["do"] != "count":
+        if not plain["keys"]:
             raise ValueError("it names no key")
-        value, expected = (
-            base64.b64decode(plain.get(name) or "", validate=True) for name in ("value", "expected")
-        )
+        value = base64.b64decode(plain.get("value") or "", validate=True)
     except ValueError as error:
         raise ValueError(f"no order: {error}") from None
     return StoreRequest(
         do=plain["do"],
         keys=tuple(plain["keys"]),
         value=value,
-        expected=expected,
         number=plain.get("number") or 0,
         seconds=float(plain.get("seconds") or 0.0),
     )
@@ -101,7 +93,7 @@ class StoreTable:
 
     def answer(self, order: StoreRequest) -> dict[str, Any] | None:
         """The answer; None while a key that is waited for is missing."""
-        first = order.keys[0] if order.keys else ""
+        first = order.keys[0]
         if order.do == "set":
             self.values[first] = order.value
         elif order.do == "add":
@@ -116,22 +108,13 @@ class StoreTable:
         elif order.do in ("get", "wait"):
             if not all(key in self.values for key in order.keys):
                 return None
-            return _with_value(self.values[first]) if order.do == "get" else {}
-        elif order.do == "compare_set":
-            if self.values.get(first, b"") == order.expected:
-                self.values[first] = order.value
-            return _with_value(self.values.get(first, order.expected))
+            if order.do == "get":
+                return {"value": base64.b64encode(self.values[first]).decode()}
         elif order.do == "delete":
             return {"number": int(self.values.pop(first, None) is not None)}
-        elif order.do == "count":
-            return {"number": len(self.values)}
         else:
             return {"error": f"the store has no order {shown(order.do)}"}
         return {}
-
-
-def _with_value(value: bytes) -> dict[str, Any]:
-    return {"value": base64.b64encode(value).decode()}
 
 
 class StoreServer:
@@ -153,7 +136,6 @@ class StoreServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Serve nobody any more."""
         with contextlib.suppress(OSError):
             self._wake.send(b"x")
         if self._thread is not threading.current_thread():
@@ -308,22 +290,8 @@ class SecureStore(Store):
         seconds = self._seconds if timeout is None else timeout.total_seconds()
         self._ask(StoreRequest(do="wait", keys=tuple(keys), seconds=seconds))
 
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        old, new = (v.encode() if isinstance(v, str) else bytes(v) for v in (expected, desired))
-        answer = self._ask(StoreRequest(do="compare_set", keys=(key,), value=new, expected=old))
-        return bytes(answer["value"])
-
     def delete_key(self, key: str) -> bool:
         return bool(self._ask(StoreRequest(do="delete", keys=(key,)))["number"])
 
-    def num_keys(self) -> int:
-        return int(self._ask(StoreRequest(do="count"))["number"])
-
     def set_timeout(self, timeout: datetime.timedelta) -> None:
         self._seconds = timeout.total_seconds()
-
-    def has_extended_api(self) -> bool:
-        return False
-
-
-__all__ = ["SecureStore", "StoreServer", "read_order"]

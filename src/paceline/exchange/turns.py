@@ -49,7 +49,6 @@ class Turns:
             del turn
 
     def close(self) -> None:
-        """No more turns."""
         if self._thread is not None:
             self._turns.put(None)
             # Messages have the network's deadline: after a failure the thread may outlast this.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
 import struct
 import time
 from dataclasses import astuple, dataclass, replace
@@ -20,6 +21,7 @@ import torch
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.exchange.network import Traffic
+from paceline.local.finite import DIVERGED, bad_of, is_finite
 from paceline.schema.plain import checked, parse_json
 from paceline.secure.sealing import MAC_BYTES, Sealing, UnknownPeerError
 
@@ -203,18 +205,15 @@ class Connection:
         return data[:length]
 
     def ask(self, request: Request) -> None:
-        """Begin a request."""
         self._send_sealed(_REQUEST.pack(*astuple(request)))
 
     def asked(self) -> Request:
-        """The next request."""
         try:
             return read_request(self._receive_sealed(_REQUEST.size))
         except ValueError as error:
             raise BadMessageError(f"sent {error}") from error
 
     def answer(self, answer: Answer) -> None:
-        """Begin an answer."""
         self._send_sealed(_ANSWER.pack(*astuple(answer)))
 
     def answered(self) -> Answer:
@@ -232,12 +231,10 @@ class Connection:
         self._send_sealed(text.encode())
 
     def ask_with(self, request: Request, text: str) -> None:
-        """Begin a request with a text."""
         self.ask(replace(request, length=len(text.encode())))
         self.send_text(text)
 
     def answer_with(self, answer: Answer, text: str) -> None:
-        """Begin an answer with a text."""
         self.answer(replace(answer, length=len(text.encode())))
         self.send_text(text)
 
@@ -263,3 +260,55 @@ class Connection:
     def close(self) -> None:
         """Leave the connection; MPI's group is not this connection's own."""
         self.group = None
+
+
+MOST_TEXT = 64 * 2**20
+"""Bytes of a text between nodes at most: notes of models are far shorter."""
+MOST_NUMBERS = 2**24
+"""Numbers of one sum over workers at most: those of evaluations and buffers are far fewer."""
+
+
+def check_finite(values: torch.Tensor, what: str) -> None:
+    if not is_finite(values):
+        raise BadMessageError(f"sent {what} of which {bad_of(values)} are not finite", DIVERGED)
+
+
+def check_request(request: Request, elements: int) -> None:
+    """Refuse a request to a server whose shard has so many elements, if it makes no sense."""
+    if request.kind not in list(Kind):
+        raise BadMessageError(f"sent a request of the unknown kind {request.kind}")
+    if request.update < 0 or request.sequence < 0 or request.length < 0:
+        raise BadMessageError(f"sent a {Kind(request.kind).name} with a negative number")
+    most = MOST_NUMBERS if request.kind == Kind.TOTAL else MOST_TEXT
+    if request.kind == Kind.PUSH:
+        if request.length != elements:
+            raise BadMessageError(
+                f"announced a gradient of {request.length} elements where the server has {elements}"
+            )
+    elif request.length > most:
+        raise BadMessageError(f"announced {request.length} elements, more than {most}")
+
+
+def check_push(request: Request, gradient: torch.Tensor) -> None:
+    """Refuse a gradient that has come, if it or what was said of it makes no sense."""
+    if request.samples < 0 or request.total <= 0:
+        raise BadMessageError(f"sent a gradient of {request.samples} samples of {request.total}")
+    if not (math.isfinite(request.rate) and request.rate >= 0):
+        raise BadMessageError(f"sent a gradient at the rate {request.rate}")
+    check_finite(gradient, f"a gradient for update {request.update + 1}")
+
+
+def check_word(word: Any, numbers: tuple[str, ...]) -> None:
+    """Refuse a word in which one of these is not a whole number, or what it told is not three."""
+    try:
+        good = (
+            all(type(word[name]) is int and word[name] >= 0 for name in numbers)
+            and len(word["told"]) == 3
+            and all(type(number) in (int, float) for number in word["told"])
+            and all(type(count) is int for count in word["staleness"].values())
+            and type(word["stop"]) is bool
+        )
+    except (KeyError, TypeError, AttributeError):
+        good = False
+    if not good:
+        raise BadMessageError("sent a word that says nothing")

@@ -44,7 +44,6 @@ class Machine:
 
 
 def look_at_machine() -> Machine:
-    """This machine."""
     import torch
 
     versions = {"python": platform.python_version()}

@@ -20,8 +20,6 @@ from paceline.lab.process import LabProcess, Stream
 from paceline.lab.spec import FaultSpec, LabSpec
 from paceline.schema.units import rate
 
-__all__ = ["Lab"]
-
 
 class Lab:
     """A cluster on this machine, from `with` to its end.

@@ -19,8 +19,6 @@ from paceline.lab import agent, environment, groups, network, probe, process, re
 from paceline.lab.process import LabProcess
 from paceline.lab.spec import LabSpec
 
-__all__ = ["PREFIX", "SWITCH", "Construction"]
-
 PREFIX = "paceline-lab-"
 # Not a valid host name, so it cannot clash with one.
 SWITCH = "_switch"

@@ -12,8 +12,6 @@ from paceline.lab import mpiexec, probe, ssh
 from paceline.lab.network import INTERFACE
 from paceline.lab.spec import LabSpec
 
-__all__ = ["caller_environment", "login_environment", "write_files"]
-
 # What a login on a real host would set; nothing else of the caller's environment arrives there.
 LOGIN_VARIABLES = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ")
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from paceline.lab.spec import HostSpec
 from paceline.schema import units
 
-__all__ = ["GroupTree", "HostGroup", "Usage", "assign_cores"]
-
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory")
 # Short, so that a throttled host stutters for milliseconds instead of the default tenth of a
 # second, which would dominate the time of a training step.
@@ -58,7 +56,6 @@ class HostGroup:
             (folder / "cpu.max").write_text(f"{quota} {period}")
 
     def usage(self) -> Usage:
-        """Read the counters."""
         cpu = _pairs(self.folders.get("cpu"), "cpu.stat")
         used = _number(self.folders.get("cpuacct"), "cpuacct.usage")
         throttled = cpu.get("throttled_time")

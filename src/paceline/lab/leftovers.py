@@ -18,8 +18,6 @@ from pathlib import Path
 from paceline.lab import supervisor
 from paceline.lab.construction import PREFIX
 
-__all__ = ["clean", "find_groups", "find_states"]
-
 _NAME = re.compile(re.escape(PREFIX) + r"(\d+)-\d+")
 # A lab makes its directory a moment before it locks it.
 YOUNG_SECONDS = 10.0

@@ -11,22 +11,6 @@ from pathlib import Path
 
 from paceline.schema.units import rate_text
 
-__all__ = [
-    "Counters",
-    "address",
-    "cut",
-    "describe",
-    "few_packets",
-    "in_order",
-    "port",
-    "read_counters",
-    "restore",
-    "shape",
-    "switch",
-    "unshape",
-    "wire",
-]
-
 BRIDGE = "br0"
 INTERFACE = "eth0"
 FRAME_BYTES = 1514

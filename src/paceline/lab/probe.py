@@ -10,8 +10,6 @@ import sys
 from paceline.lab import groups, supervisor
 from paceline.lab.spec import LabSpec
 
-__all__ = ["delay_obstacle", "group_obstacles", "namespace_obstacle", "overcommitted"]
-
 
 def namespace_obstacle() -> str | None:
     """Why hosts cannot be network namespaces here, or None when they can."""

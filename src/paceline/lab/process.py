@@ -15,8 +15,6 @@ from typing import IO, Any
 from paceline.errors import ConfigError, RunError
 from paceline.lab import agent
 
-__all__ = ["LabProcess", "ask", "start"]
-
 Stream = int | IO[Any] | None
 # A host that loses its power has no exit code to give: say what `kill -9` would.
 HOST_GONE = -int(signal.SIGKILL)
@@ -92,11 +90,9 @@ class LabProcess:
                 self._end(HOST_GONE)
 
     def terminate(self) -> None:
-        """Ask it to end (SIGTERM)."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it (SIGKILL)."""
         self.send_signal(signal.SIGKILL)
 
     def close(self) -> None:

@@ -27,8 +27,6 @@ from paceline.errors import ConfigError, shortened, shown, unknown_name
 from paceline.schema import units
 from paceline.schema.plain import parse_value, read_toml
 
-__all__ = ["FAULT_KINDS", "FaultSpec", "HostSpec", "LabSpec", "LinkSpec"]
-
 FAULT_KINDS: dict[str, str] = {
     "kill": "the host falls silent and all its processes are gone, as when the power fails",
     "shutdown": "all its processes are killed; peers see their connections close",
@@ -238,7 +236,6 @@ class LabSpec:
         return self._network().prefixlen
 
     def host(self, name: str) -> HostSpec:
-        """The host of that name."""
         for host in self.hosts:
             if host.name == name:
                 return host

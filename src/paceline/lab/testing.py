@@ -29,8 +29,6 @@ from paceline.lab.construction import PREFIX
 from paceline.lab.leftovers import find_groups, find_states
 from paceline.lab.spec import LabSpec
 
-__all__ = ["lab_spec", "leftovers_of", "make_lab", "skip_without_namespaces"]
-
 
 def lab_spec(*hosts: str | dict[str, Any], **link: str) -> LabSpec:
     """A lab from names or host tables, and the keys of its link.

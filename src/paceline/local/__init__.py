@@ -14,11 +14,6 @@ if TYPE_CHECKING:
     from paceline.local.base import Job, LocalStrategy
 
 
-def names() -> list[str]:
-    """The names of all local strategies."""
-    return list(STRATEGIES)
-
-
 def strategy_class(name: str) -> type[LocalStrategy]:
     """The class of a local strategy by its name."""
     found: Any = imported(STRATEGIES[name].place, f"local strategy {name!r}")
@@ -34,4 +29,4 @@ def build(job: Job) -> LocalStrategy:
     return strategy_class(job.node.strategy)(job)
 
 
-__all__ = ["build", "names", "strategy_class"]
+__all__ = ["build", "strategy_class"]

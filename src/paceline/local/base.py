@@ -21,7 +21,6 @@ from paceline.local.gradient_hooks import refuse_shared_memory
 from paceline.local.single_pixel import use_single_pixels
 from paceline.local.steps import (
     NO_WEIGHTS,
-    Loss,
     Measure,
     Step,
     Sums,
@@ -32,7 +31,7 @@ from paceline.local.steps import (
 )
 from paceline.local.still import settle, still
 from paceline.local.tiles import check_bf16
-from paceline.local.values import full_precision, mapped, scored
+from paceline.local.values import mapped
 from paceline.models.extra_state import has_extra_state
 from paceline.schema import NodePlan, RankContext
 from paceline.schema.events import SpanName
@@ -44,12 +43,6 @@ if TYPE_CHECKING:
     from paceline.local.batch_norm import WholeBatch
     from paceline.local.board import Arena, Board
     from paceline.local.part_sums import NodeSums
-
-__all__ = [
-    "Job", "LocalStrategy", "Loss", "OptimizerFactory", "OptimizerState", "StepResult", "autocast",
-    "clip_gradients", "full_precision", "gradients", "layout", "least_part", "prepare_model",
-    "scale_rate", "scored", "seed_step", "step_seed",
-]  # fmt: skip
 
 OptimizerFactory = Callable[[Iterable[Any]], torch.optim.Optimizer]
 # name of a parameter -> name of a state entry -> its value (tensors as large as the parameter,

@@ -251,7 +251,6 @@ def _functions(output: torch.Tensor) -> Counter[str]:
 
 
 def compare(model: Pass, traced: Pass, parameters: Mapping[str, torch.Tensor]) -> None:
-    """Raise where a traced module does not train as the model itself does."""
     lost = model.functions - traced.functions
     if lost:
         raise UntraceableError(

@@ -32,19 +32,12 @@ def keep_freed_memory() -> bool:
 
     To be called before the process starts a thread: an arena that exists stays in use.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except AttributeError:  # another C library, such as musl
-        return False
-    settings = (
+    return _tell_allocator(
         (_M_MMAP_THRESHOLD, _LARGEST),
         (_M_TRIM_THRESHOLD, _LARGEST),
         (_M_TOP_PAD, 64 * 2**20),
         (_M_ARENA_MAX, 1),
     )
-    return all(mallopt(name, value) == 1 for name, value in settings)
 
 
 def return_large_blocks() -> bool:
@@ -53,12 +46,15 @@ def return_large_blocks() -> bool:
     By default glibc takes the first large block that is freed for the size of those it keeps from
     then on: a process that loads and drops models by the hour then grows by parts of each.
     """
+    return _tell_allocator((_M_MMAP_THRESHOLD, _LARGE_BLOCK), (_M_TRIM_THRESHOLD, _KEPT))
+
+
+def _tell_allocator(*settings: tuple[int, int]) -> bool:
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
+    if mallopt is None:  # another C library, such as musl
         return False
-    settings = ((_M_MMAP_THRESHOLD, _LARGE_BLOCK), (_M_TRIM_THRESHOLD, _KEPT))
     return all(mallopt(name, value) == 1 for name, value in settings)
 
 

@@ -52,7 +52,6 @@ def pack(value: Any, tensors: Tensors) -> Any:
 
 
 def unpack(data: Any, tensors: Tensors) -> Any:
-    """What `pack` was given."""
     if not isinstance(data, dict):
         return data
     ((kind, content),) = data.items()

@@ -197,12 +197,6 @@ class Hybrid(PiecewiseOptimizer):
     def reads_inputs(self) -> bool:
         return self._place.is_first
 
-    @property
-    def cuts(self) -> list[str]:
-        """The layers that the later stages begin with."""
-        graph = next(iter(self._graphs.values()))
-        return [graph.name_at(position) for position in self._cuts]
-
     def update(self, samples: Samples, total: int, step: int) -> StepResult:
         count, place = samples.count, self._place
         worker = self.job.first_worker + self.worker

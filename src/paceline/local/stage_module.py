@@ -72,7 +72,6 @@ def pack(job: Job, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def unpack(job: Job, tensor: torch.Tensor) -> torch.Tensor:
-    """What `pack` was given."""
     return tensor.permute(0, 3, 1, 2) if _channels_last(job, tensor) else tensor
 
 

@@ -7,8 +7,6 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-__all__ = ["AlexNet", "alexnet"]
-
 
 class AlexNet(nn.Module):
     """Five convolutions and three dense layers, which hold most of the weights."""

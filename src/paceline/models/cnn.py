@@ -7,8 +7,6 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ConvolutionalNetwork", "mnist_cnn", "shallow_cnn"]
-
 
 class ConvolutionalNetwork(nn.Module):
     """Convolutions, flatten, dense layers: `features` then `classifier`."""

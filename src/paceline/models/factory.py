@@ -16,8 +16,6 @@ from paceline import references
 from paceline.errors import ModelError, PacelineError, unknown_name
 from paceline.models.registry import ModelSpec, spec
 
-__all__ = ["build", "call_factory", "initialise_lazy"]
-
 
 def build(
     name_or_reference: str,
@@ -27,7 +25,6 @@ def build(
     options: dict[str, object],
     image_size: int | None,
 ) -> nn.Module:
-    """See `paceline.models.build`."""
     sizes: dict[str, int | None] = {
         "classes": classes,
         "channels": channels,

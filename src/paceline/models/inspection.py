@@ -14,8 +14,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from paceline.errors import ModelError
 from paceline.models.summary import LayerSummary, ModelSummary
 
-__all__ = ["summarise"]
-
 
 @dataclass
 class _Call:

@@ -8,8 +8,6 @@ from types import MappingProxyType
 
 from paceline.errors import ModelError, unknown_name
 
-__all__ = ["ModelSpec", "names", "spec"]
-
 _DROPOUT = "share of activations dropped before the dense layers while training, 0 to below 1"
 _POOL = "side of the picture that the dense layers see: {0} by default, {1} for 32x32"
 _STEM = "'imagenet' (7x7 stride 2, then max-pool) or 'small' (3x3 stride 1, no max-pool: for 28x28)"

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from paceline.errors import ModelError
 
-__all__ = ["ResNet", "resnet18", "resnet34", "resnet50", "resnet152"]
-
 
 def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
     """A convolution that keeps the side at stride 1; BatchNorm follows, so no bias."""

@@ -7,8 +7,6 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-__all__ = ["VGG", "initialise", "vgg16", "vgg19"]
-
 _WIDTHS = (64, 128, 256, 512, 512)
 
 

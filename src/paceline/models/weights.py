@@ -14,8 +14,6 @@ from torch.nn.modules.batchnorm import _NormBase
 from paceline.errors import ModelError, shortened
 from paceline.models.extra_state import load_model
 
-__all__ = ["freeze_body", "head_name", "load_weights"]
-
 
 def head_name(module: nn.Module) -> str:
     """The name of the last dense layer; see `paceline.models.head_name`."""

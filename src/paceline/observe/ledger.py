@@ -70,7 +70,7 @@ def make_ledger(ranks: Mapping[int, Sequence[RankSession]]) -> Ledger:
     arrivals = Arrivals(ranks)
     return Ledger(
         ranks=tuple(
-            _add_up(
+            add_up(
                 [book(session, arrivals.explain(session, number)) for number, session in past],
             )
             for past in (list(enumerate(sessions)) for _, sessions in sorted(ranks.items()))
@@ -247,8 +247,8 @@ def _divide(span: Span, session: RankSession, came: Mapping[int, float]) -> list
     return [wait, rest]
 
 
-def _add_up(parts: Sequence[RankLedger]) -> RankLedger:
-    """The sessions of one rank together."""
+def add_up(parts: Sequence[RankLedger]) -> RankLedger:
+    """The sessions of one rank together, or pieces of one."""
     waited: dict[int, float] = defaultdict(float)
     for part in parts:
         for rank, seconds in part.waited_for.items():

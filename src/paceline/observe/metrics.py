@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline.errors import shown
+from paceline.run import write_whole
 from paceline.schema.plain import parse_json
 
 _LINE_NUMBERS: Final = (
@@ -54,7 +55,6 @@ class Tally:
         weight: float | None = None,
         sums: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
-        """Count one update."""
         self.loss_sum += loss_sum
         self.correct += correct
         self.samples += samples
@@ -149,10 +149,7 @@ class MetricsFile:
         text = "".join(json.dumps(line) + "\n" for line in self.lines)
         if not self.path.exists() or self.path.read_bytes() == text.encode():
             return
-        # Beside it and renamed: a run that is killed here must not lose its past.
-        partial = self.path.with_name(f".{self.path.name}.partial")
-        partial.write_text(text)
-        partial.replace(self.path)
+        write_whole(self.path, text)  # a run that is killed here must not lose its past
 
     def append(self, line: dict[str, Any]) -> None:
         """Add a line; OSError leaves it to be written with the next one."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -17,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from paceline.observe.samples import make_sampler
 from paceline.schema import RankContext
@@ -35,6 +36,9 @@ from paceline.schema.events import (
     encode_line,
 )
 
+if TYPE_CHECKING:
+    from paceline.exchange.network import Traffic
+
 FLUSH_SECONDS: Final = 0.5
 SHORTEST_WAIT: Final = 10e-6
 """A barrier that was passed faster is not worth a line: nobody waited."""
@@ -44,18 +48,6 @@ _MOST_PENDING: Final = 500_000
 _Entry = tuple[str, float, float, int | None, dict[str, Any] | None]
 Sampler = Callable[[float], Sample | None]
 Say = Callable[[str], None]
-
-
-class Counted(Protocol):
-    """What `exchange.network.Traffic` has counted."""
-
-    bytes_sent: int
-    bytes_received: int
-    messages_sent: int
-    messages_received: int
-    seconds: float
-    waited: float
-    told: float
 
 
 class Recorder:
@@ -92,7 +84,7 @@ class Recorder:
     def waited(self, operation: str, started: float, seconds: float, late: Sequence[int]) -> None:
         """This rank waited in `operation` for the ranks in `late`, the last to come."""
 
-    def exchanged(self, update: int | None, traffic: Counted) -> None:
+    def exchanged(self, update: int | None, traffic: Traffic) -> None:
         """What was moved between nodes for an update, or for none of them."""
 
     def progress(
@@ -154,9 +146,8 @@ class FileRecorder(Recorder):
         self._whole: int | None = None  # size of the file up to its last whole line
         self._closing = threading.Event()
         self._closed = False
-        fields = {name: getattr(start, name) for name in start.__dataclass_fields__}
         # Kept until it is written: without it nothing could be made of what follows.
-        self._start: Start | None = Start(**(fields | {"time": self._unix}))
+        self._start: Start | None = dataclasses.replace(start, time=self._unix)
         self._thread = threading.Thread(target=self._work, name="paceline-events", daemon=True)
         self._thread.start()
 
@@ -186,7 +177,7 @@ class FileRecorder(Recorder):
             fields = {"waited_for": tuple(late), "detail": operation}
             self._pending.append(("wait", started, seconds, self.update, fields))
 
-    def exchanged(self, update: int | None, traffic: Counted) -> None:
+    def exchanged(self, update: int | None, traffic: Traffic) -> None:
         now = time.perf_counter()
         # Waiting that an exchange has counted without saying when belongs to the end of its update.
         untold = traffic.waited - traffic.told

@@ -27,16 +27,17 @@ from typing import Any, Final
 from paceline.observe.mailbox import Posts
 from paceline.observe.recorder import Recorder, Say
 from paceline.schema import RankContext
+from paceline.text import listed
 
 Place = tuple[str, int]
 """What a rank is doing, and at which update."""
 
 _STACK_DEPTH: Final = 8
-_FRAMES_THAT_WAIT: Final = (
+FRAMES_THAT_WAIT: Final = (
     ("paceline/local/board.py", "barrier", ""),
     ("paceline/exchange/network.py", "wait", ""),
     ("paceline/exchange/turns.py", "wait", "the sum of gradients"),
-    ("paceline/exchange/served.py", "", ""),
+    ("paceline/exchange/servers/client.py", "", ""),
     ("paceline/backends/mpi/work.py", "wait", ""),
     ("torch/distributed/distributed_c10d.py", "", ""),
 )
@@ -155,7 +156,6 @@ class StallWatch:
         return self
 
     def close(self) -> None:
-        """Stop looking."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
@@ -300,9 +300,8 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
     >>> ranks_in_words([2]), ranks_in_words([0, 1, 3])
     ('rank 2 has', 'ranks 0, 1 and 3 have')
     """
-    if len(ranks) == 1:
-        return f"rank {ranks[0]} has"
-    return f"ranks {', '.join(str(rank) for rank in ranks[:-1])} and {ranks[-1]} have"
+    names = listed([str(rank) for rank in ranks])
+    return f"rank {names} has" if len(ranks) == 1 else f"ranks {names} have"
 
 
 def board_place(board: Any) -> Callable[[], Place]:
@@ -311,7 +310,6 @@ def board_place(board: Any) -> Callable[[], Place]:
 
 
 def describe(frame: FrameType) -> str:
-    """The innermost calls of a thread."""
     calls = traceback.extract_stack(frame)[-_STACK_DEPTH:]
     return "".join(traceback.format_list(calls)).rstrip()
 
@@ -324,7 +322,7 @@ def waits_in(frame: FrameType) -> str | None:
         if current is None:
             break
         name, function = current.f_code.co_filename, current.f_code.co_name
-        for file, wanted, operation in _FRAMES_THAT_WAIT:
+        for file, wanted, operation in FRAMES_THAT_WAIT:
             if name.endswith(file) and wanted in ("", function):
                 if said := operation or _said(current):
                     return said

@@ -130,7 +130,6 @@ class TensorBoardFile:
         self._write(version_event(now))
 
     def add(self, tag: str, value: float, *, step: int, wall_time: float | None = None) -> None:
-        """One number."""
         self._write(scalar_event(tag, value, step, time.time() if wall_time is None else wall_time))
 
     def add_epoch(self, line: Mapping[str, Any]) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from paceline.run import write_whole
 from paceline.schema.events import RankSession, Sample, Span
 
 Record = dict[str, Any]
@@ -54,12 +54,7 @@ def write_trace(path: Path, trace: dict[str, Any]) -> None:
     data = json.dumps(trace, separators=(",", ":")).encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, compresslevel=6)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(data)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(path, data)
 
 
 def _names(session: RankSession) -> Iterator[Record]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import cast
 
-from paceline.plan.candidates import MemoryFormat, Precision
+from paceline.plan.hopes import plan_of
 from paceline.plan.pilot import CLEAR, OBVIOUS
 from paceline.schema import Candidate, Config, Plan, Race, Rejected
 from paceline.schema.strategies import cause, describe, strategy_of
@@ -121,13 +120,8 @@ def plan_from_race(config: Config, race: Race) -> Plan:
         if not c.chosen
     )
     speed = chosen.images_per_second or 0.0
-    return Plan(
-        nodes=(chosen.node,),
-        precision=cast(Precision, chosen.precision),
-        memory_format=cast(MemoryFormat, chosen.memory_format),
-        compile=config.numerics.compile,
-        batch_size=race.batch_size,
-        reason=race.decision,
+    return dataclasses.replace(
+        plan_of(config, chosen, race.batch_size, race.decision),
         predicted={
             "images_per_second": speed,
             "update_seconds": race.batch_size / speed if speed else 0.0,

@@ -1,6 +1,6 @@
 """Which linear layers are split over nodes, from bytes alone. Pure; no torch.
 
-Where machines have been measured, `plan.nodes` decides by time; this is for what is known
+Where machines have been measured, `plan.prices` decides by time; this is for what is known
 without measuring: the model, the batch, the shares, and what was asked.
 """
 
@@ -15,6 +15,7 @@ from paceline.errors import ConfigError
 from paceline.schema import ExchangeSettings, Plan
 from paceline.schema.support import STRATEGIES as ALL
 from paceline.schema.support import SUMS, Combination, refusal
+from paceline.text import listed
 
 STRATEGIES = tuple(
     name for name in ALL if not refusal(Combination(strategy=name, partition="feature"))
@@ -66,7 +67,7 @@ def choose_partition(
         return PartitionChoice(reason=reason, bytes_sent=sent)
     verb = "is" if len(names) == 1 else "are"
     reason = (
-        f"{_listed(names)} {verb} split: {max(sent) / 1e6:.1f} MB instead of"
+        f"{listed(names)} {verb} split: {max(sent) / 1e6:.1f} MB instead of"
         f" {plain / 1e6:.1f} MB per update"
     )
     return PartitionChoice(layers=names, reason=reason, bytes_sent=sent)
@@ -128,7 +129,3 @@ def _check(
                 f"exchange.layers has {name!r}, which cannot be split over {nodes} nodes; layers"
                 f" that can: {', '.join(valid) or 'none'}"
             )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -98,6 +98,11 @@ class Decision:
     ranks: int = 0
     """How many ranks should be started meanwhile, to stand by."""
 
+    @classmethod
+    def keep(cls, name: str) -> Decision:
+        """A plan as it is, without an update to make yet."""
+        return cls(name=name, updates=0, role="keep", best=name)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:

@@ -30,6 +30,7 @@ from paceline.plan.pilot import OBVIOUS, PROVING, Option
 from paceline.plan.prices import Factors, Terms, best_bucket, exchanges, price
 from paceline.schema import Config, ExchangeSettings, NodePlan, Plan
 from paceline.schema.strategies import describe
+from paceline.text import listed
 
 PROOF_UPDATES = 3
 """Updates on a copy before a plan's first leg: two for the weights, one for BatchNorm."""
@@ -143,7 +144,7 @@ def team_name(everyone: Plan, members: Sequence[int]) -> str:
         return f"{names[0]} alone"
     if len(names) > LISTED:
         return f"{len(names)} of {len(everyone.nodes)} hosts"
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+    return listed(names)
 
 
 def ways(

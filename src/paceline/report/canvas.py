@@ -91,7 +91,6 @@ class SvgCanvas:
         )
 
     def render(self, title: str, description: str) -> str:
-        """The whole file."""
         back = f'<rect width="100%" height="100%" fill="{_GROUND}"/>'
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} {self.height:g}"'
@@ -159,7 +158,6 @@ class PngCanvas:
         self._image.paste(Image.new("RGB", turned.size, colour), corner, turned)
 
     def render(self) -> bytes:
-        """The whole file."""
         from PIL import Image
 
         small: Image.Image = self._image.resize(self._final, Image.Resampling.BOX)
@@ -224,7 +222,6 @@ _STEP = 6.0
 
 
 def draw_marker(canvas: Canvas, place: Point, kind: str, colour: str, radius: float = 3.5) -> None:
-    """One marker, filled or crossed."""
     x, y = place
     if kind in ("x", "cross"):
         turn = math.radians(45 if kind == "x" else 0)

@@ -16,8 +16,7 @@ from paceline.report.canvas import (
     draw_marker,
     text_width,
 )
-from paceline.report.figure import Axis, Figure, Series
-from paceline.report.palette import GUIDE, Look, look
+from paceline.report.figure import GUIDE, Axis, Figure, Look, Series, look
 from paceline.text import clock
 
 WIDTH = 760.0
@@ -28,7 +27,6 @@ _MANY_POINTS = 40
 
 
 def figure_svg(figure: Figure) -> str:
-    """The figure as SVG."""
     layout = _Layout(figure)
     canvas = SvgCanvas(WIDTH, layout.height)
     _draw(canvas, layout)

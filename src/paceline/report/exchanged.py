@@ -117,13 +117,6 @@ Bars = Sequence[tuple[str, int, Sequence[float]]]
 """Name, look and heights of each series."""
 
 
-def _bars(names: Sequence[str], bars: Bars) -> tuple[Series, ...]:
-    return tuple(
-        Series(name=name, shape="bar", look=look, x=tuple(names), y=tuple(heights))
-        for name, look, heights in bars
-    )
-
-
 def _bar_figure(
     key: str, words: tuple[str, str, str], names: Sequence[str], bars: Bars, *, stacked: bool
 ) -> Figure:
@@ -135,7 +128,10 @@ def _bar_figure(
         caption=caption,
         x=Axis(title="", kind="category"),
         y=Axis(title=unit, minimum=0.0),
-        series=_bars(names, bars),
+        series=tuple(
+            Series(name=name, shape="bar", look=look, x=tuple(names), y=tuple(heights))
+            for name, look, heights in bars
+        ),
         stacked=stacked,
         horizontal=True,
     )

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from paceline.errors import PacelineError, RunDirectoryError, shown
 from paceline.report.track import Track
-from paceline.run import RunDirectory
+from paceline.run import open_run
 from paceline.schema import Plan, Race, read_json
 from paceline.schema.events import RankSession, newest_sessions
 from paceline.schema.ledger import Ledger
@@ -68,7 +68,6 @@ class RunData:
 
     @property
     def batch(self) -> int | None:
-        """Samples per update over all machines."""
         if self.plan is not None:
             return self.plan.batch_size
         asked = self.asked("workload.batch_size")
@@ -116,7 +115,6 @@ class RunData:
 
     @property
     def loss(self) -> float | None:
-        """Test loss of the last evaluation."""
         return self.number("test_loss")
 
     def number(self, key: str) -> float | None:
@@ -161,25 +159,23 @@ def is_run(path: Path) -> bool:
 
 def load_run(path: Path, *, events: bool = True) -> RunData:
     """Read a run directory; `events` False leaves the largest files alone."""
-    if not path.is_dir():
-        raise RunDirectoryError(f"there is no run directory {path}: `paceline runs` lists them")
+    run = open_run(path)
     if not is_run(path):
         raise RunDirectoryError(
             f"{path} is not a run: it has neither config.toml, plan.json nor metrics.jsonl"
         )
-    path = path.resolve()
-    run, problems = RunDirectory(path), list[str]()
+    problems: list[str] = []
     return RunData(
-        path=path,
-        name=path.name,
+        path=run.path,
+        name=run.path.name,
         config=_tried(read_toml, run.config, problems, {}),
         plan=_tried(partial(read_json, Plan), run.plan, problems, None),
         race=_tried(partial(read_json, Race), run.race, problems, None),
-        races=_read_races(path, problems),
+        races=_read_races(run.path, problems),
         legs=tuple(_tried(read_legs, run.legs, problems, [])),
         metrics=tuple(_tried(_read_lines, run.metrics, problems, [])),
         summary=_tried(_read_object, run.summary, problems, {}),
-        sessions=tuple(newest_sessions(path)) if events else (),
+        sessions=tuple(newest_sessions(run.path)) if events else (),
         problems=tuple(problems),
         when=_when(run.config),
     )

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 
 from paceline.report.exchanged import exchanged_section
 from paceline.report.figure import Section
-from paceline.report.ledger import ledger_section
 from paceline.report.legs import legs_section
 from paceline.report.load import RunData
-from paceline.report.observed import network_section, notes_section, resources_section
+from paceline.report.observed import (
+    ledger_section,
+    network_section,
+    notes_section,
+    resources_section,
+)
 from paceline.report.one import asked_section, curves_section, plan_section, race_section
 from paceline.report.page import Report
 from paceline.report.predicted import measured, predicted_section

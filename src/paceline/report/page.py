@@ -18,8 +18,7 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from paceline.report.figure import Figure, Section, Table
-from paceline.report.palette import LOOKS
+from paceline.report.figure import LOOKS, Figure, Section, Table
 
 FROZEN = "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src "
 LIVE = (

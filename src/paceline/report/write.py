@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from paceline.errors import UserError
 from paceline.report.drawing import figure_png, figure_svg
 from paceline.report.figure import Table
 from paceline.report.page import Report, frozen
+from paceline.run import write_whole
 from paceline.schema import encode
 from paceline.text import spreadsheet_cell
 
@@ -85,11 +85,9 @@ def as_plain(report: Report) -> dict[str, Any]:
 
 def _write(path: Path, content: bytes) -> None:
     """Whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(content)
-        partial.replace(path)
+        write_whole(path, content)
     except OSError as error:
         raise UserError(
             f"{path} cannot be written ({error.strerror}): choose another place"

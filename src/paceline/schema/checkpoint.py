@@ -51,7 +51,6 @@ class Position:
     """Updates done in all."""
 
     def after_update(self) -> Position:
-        """One update later."""
         return Position(epoch=self.epoch, step=self.step + 1, update=self.update + 1)
 
 
@@ -184,7 +183,6 @@ def fixed_settings(config: Config) -> dict[str, object]:
 
 
 def flat_settings(data: Mapping[str, Any], above: str = "") -> dict[str, object]:
-    """Nested tables as dotted keys."""
     flat: dict[str, object] = {}
     for key, value in data.items():
         if isinstance(value, Mapping) and value:

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import json
 import math
-import os
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from paceline.errors import ConfigError, RunDirectoryError, shortened, shown, unknown_name
+from paceline.run import write_whole
 from paceline.schema.plain import LARGEST, read_json_file
 
 T = TypeVar("T")
@@ -199,10 +199,7 @@ def _plain(kind: Any, value: Any, path: str) -> Any:
 
 def write_json(path: Path, value: Any) -> None:
     """Write readable JSON so that a reader never sees half a file."""
-    text = json.dumps(encode(value), indent=2, allow_nan=True) + "\n"
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(text)
-    partial.replace(path)
+    write_whole(path, json.dumps(encode(value), indent=2, allow_nan=True) + "\n")
 
 
 def read_json(cls: type[T], path: Path) -> T:

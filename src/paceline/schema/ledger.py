@@ -88,7 +88,6 @@ class RankLedger:
 
     @property
     def name(self) -> str:
-        """As people call it."""
         return rank_name(self.rank, self.host, self.role)
 
     @property
@@ -133,7 +132,6 @@ class Ledger:
         return (self.total("communication") + self.total("waiting")) / computation
 
     def total(self, category: str) -> float:
-        """Seconds of a category, over all workers."""
         return sum(rank.seconds.get(category, 0.0) for rank in self.workers)
 
     def sentences(self, least: float = 0.01) -> list[str]:

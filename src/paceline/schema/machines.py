@@ -176,7 +176,6 @@ class LinearLayer:
 
     @property
     def parameters(self) -> int:
-        """Weights and bias."""
         return self.inputs * self.outputs + (self.outputs if self.bias else 0)
 
 
@@ -221,7 +220,6 @@ class Machines:
     warnings: tuple[str, ...] = ()
 
     def host(self, name: str) -> MeasuredHost:
-        """The host of this name."""
         for host in self.hosts:
             if host.name == name:
                 return host

@@ -14,8 +14,6 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class NodePlan:
-    """What one node does."""
-
     host: str = "localhost"
     role: Literal["worker", "server"] = "worker"
     """"server" holds weights for the exchange parameter_server and computes nothing."""
@@ -56,8 +54,6 @@ class NodePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Rejected:
-    """An option that was not taken."""
-
     option: str
     images_per_second: float | None = None
     reason: str = ""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from itertools import product
 
 from paceline.errors import UnsupportedError
 from paceline.schema import exchanges
@@ -163,18 +162,3 @@ def check_support(plan: Plan, settings: ExchangeSettings, backend: str) -> None:
     for host, cell in combinations(plan, settings, backend):
         if why := refusal(cell):
             raise UnsupportedError(f"host {host}: {why}")
-
-
-def every_cell() -> Iterator[Combination]:
-    """The whole matrix."""
-    for strategy, exchange, compression, partition, shares, backend in product(
-        STRATEGIES, EXCHANGES, COMPRESSIONS, PARTITIONS, SHARES, BACKENDS
-    ):
-        yield Combination(
-            strategy=strategy,
-            exchange=exchange,
-            compression=compression,
-            partition=partition,
-            shares=shares,
-            backend=backend,
-        )

@@ -6,8 +6,6 @@ import re
 
 from paceline.errors import ConfigError, shown
 
-__all__ = ["duration", "rate", "rate_text", "size"]
-
 _RATE_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 _SIZE_UNITS = {

@@ -15,8 +15,6 @@ TOP = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Guess:
-    """One class, and how likely it is."""
-
     label: str
     probability: float
 

@@ -379,7 +379,6 @@ async def answer_refusal(refusal: RefusalError, send: Send) -> None:
 
 
 async def answer(status: int, body: bytes, headers: dict[str, str], send: Send) -> None:
-    """One whole answer."""
     pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     pairs.append((b"content-length", str(len(body)).encode()))
     await send({"type": "http.response.start", "status": status, "headers": pairs})

@@ -21,8 +21,6 @@ TABLES = (".csv", ".tsv")
 
 
 class Preparer:
-    """Makes inputs as `signature` says."""
-
     def __init__(self, signature: Signature) -> None:
         self.signature = signature
         self._normaliser = Normaliser(signature.pictures) if signature.pictures else None

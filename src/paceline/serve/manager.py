@@ -100,6 +100,10 @@ class Manager:
         self.looked = False
         """The folders were looked at once, and what was there then was tried."""
 
+    @property
+    def _entries(self) -> list[Entry]:
+        return [entry for model in self.models.values() for entry in model.entries.values()]
+
     async def follow(self, found: list[Found]) -> bool:
         """Load and unload as the folders say; whether a version could not be loaded.
 
@@ -110,8 +114,7 @@ class Manager:
             self._follow_one(one)
         for name in [name for name in self.models if name not in seen]:
             self._follow_one(Found(name=name, versions={}))
-        entries = [e for model in self.models.values() for e in model.entries.values()]
-        loading = [e for e in entries if e.task is not None and not e.task.done()]
+        loading = [e for e in self._entries if e.task is not None and not e.task.done()]
         if loading:
             await asyncio.wait([e.task for e in loading if e.task is not None])
         for model in list(self.models.values()):
@@ -201,9 +204,8 @@ class Manager:
 
     def _make_room(self, newest: Entry) -> None:
         limit = self.options.memory
-        entries = [e for m in self.models.values() for e in m.entries.values()]
         loaded = sorted(
-            (e for e in entries if e.state == "AVAILABLE"), key=lambda each: each.last_used
+            (e for e in self._entries if e.state == "AVAILABLE"), key=lambda each: each.last_used
         )
         total = sum(each.size for each in loaded)
         for each in loaded:
@@ -318,7 +320,7 @@ class Manager:
 
     async def close(self) -> None:
         """Unload everything, after the last request."""
-        entries = [e for m in self.models.values() for e in m.entries.values()]
+        entries = self._entries
         while self._tasks:
             await asyncio.wait(list(self._tasks))
         for entry in entries:

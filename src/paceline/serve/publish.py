@@ -1,6 +1,6 @@
 """Publishes every new best of a run as a version, while the training goes on.
 
-    python -m paceline.serve.publish RUN MODELS/NAME [--format onnx]
+    python -m paceline.serve.publish RUN MODELS/NAME FORMAT
 
 runs beside the training with the lowest priority, so that the training loses as little as possible.
 It ends when its input ends, after it has published the last best: so it never outlives whoever

@@ -28,7 +28,6 @@ class Record:
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
 
     def note(self, code: int, seconds: float, samples: int) -> None:
-        """One request that was answered."""
         self.codes[code] = self.codes.get(code, 0) + 1
         self.buckets[bisect_left(BUCKETS, seconds)] += 1
         self.seconds += seconds

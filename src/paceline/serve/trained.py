@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from paceline.errors import (
     shortened,
     shown,
 )
+from paceline.local.base import StepResult
 from paceline.local.steps import Supervised, are_classes
 from paceline.local.values import full_precision, scored
 from paceline.models.extra_state import load_model
@@ -39,8 +41,11 @@ from paceline.schema.checkpoint import TrainState, checkpoints_in, read_state
 from paceline.schema.signature import Signature
 from paceline.serve.answers import TOP, Guess, top_guesses
 from paceline.serve.inputs import Preparer, read_inputs
+from paceline.training.carried import CARRIED
 from paceline.training.device import choose_device
+from paceline.training.given import Given, refuse_without_objects
 from paceline.training.parts import make_parts, model_factory
+from paceline.training.team import means_of
 
 Weights = Literal["best", "latest"]
 CROSS_ENTROPY = frozenset(
@@ -359,3 +364,33 @@ def refuse_other_answers(trained: Trained) -> None:
             f" {how.replace(OBJECT, '')}): read them with `paceline predict --json`, or load the"
             " weights with result.load_model"
         )
+
+
+def score(path: Path, given: Given | None, *, data: Any, weights: Weights) -> dict[str, float]:
+    """Means over the run's test data, or over `data`, of everything that evaluations report.
+
+    `given`: what the run was trained with as objects of a Python program.
+    """
+    trained = open_trained(path, weights=weights, factory=given.model if given else None)
+    refuse_without_objects(trained.config, given)
+    if data is not None:
+        given = dataclasses.replace(given or Given(), data=(data, data))
+    parts = make_parts(trained.config, given)
+    found, size = StepResult(), BATCH
+    if CARRIED in read_state(trained.checkpoint).optimizer_numbers:  # it may want batches alike
+        size = trained.config.workload.global_batch(1)
+    try:
+        with torch.no_grad():
+            for batch in evaluation_batches(parts.dataset.test, batch_size=size):
+                measure = parts.step(trained.model, batch.samples.values)
+                found += StepResult.of(measure, batch.count, 0.0)
+    finally:
+        parts.dataset.close()
+    means = {name: value for name, value in means_of(found.sums).items() if value is not None}
+    if not math.isnan(found.correct):
+        means = {"accuracy": found.correct / found.samples, **means}
+    return {
+        "samples": found.samples,
+        "loss": found.loss_sum / found.weight if found.weight else math.nan,
+        **means,
+    }

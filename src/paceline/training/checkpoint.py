@@ -57,7 +57,6 @@ class Checkpoints:
         self.keep = keep
 
     def newest(self) -> Path | None:
-        """The newest whole checkpoint."""
         found = checkpoints_in(self.folder)
         return found[-1] if found else None
 
@@ -99,7 +98,6 @@ class Checkpoints:
         return final
 
     def load(self, path: Path) -> tuple[TrainState, dict[str, torch.Tensor], OptimizerState]:
-        """Read a checkpoint."""
         try:
             state = read_state(path)
             model, tensors = load_model(path / FILES[0]), load_file(path / FILES[1])

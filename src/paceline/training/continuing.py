@@ -7,10 +7,10 @@ import copy
 import dataclasses
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from paceline import local
 from paceline.exchange.network import Traffic
@@ -107,11 +107,6 @@ class _Interrupted:
     ends_epoch: bool
 
 
-def trained_of(model: nn.Module) -> dict[str, bool]:
-    """Of every parameter whether it takes part in updates, as the model says now."""
-    return {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-
-
 class Continuing:
     """The state of one training on one rank, and its way through legs and checkpoints."""
 
@@ -124,7 +119,11 @@ class Continuing:
         self.strategy = local.build(self.job)
         self.carried = Carried(self.strategy.model, self.job.build_model)
         check_extra_state(self.strategy.model)
-        self.trained = trained_of(self.strategy.model)
+        self.trained = {
+            name: parameter.requires_grad
+            for name, parameter in self.strategy.model.named_parameters()
+        }
+        """Whether each parameter takes part in updates, as the model said when training began."""
         self.shares = [node.share for node in task.plan.nodes]
         self.feed = make_feed(task, parts, self.strategy)
         self.checkpoints = Checkpoints(task.run.checkpoints, self.config.train.keep)
@@ -166,7 +165,6 @@ class Continuing:
 
     @property
     def updates(self) -> int:
-        """Updates of the whole training."""
         return planned_updates(self.config.train, self.feed.sampler.steps_per_epoch)
 
     @property
@@ -348,15 +346,18 @@ class Continuing:
         if newest is None:
             self.strategy.spread_buffers()
             return
-        state, model, optimizer = self.checkpoints.load(newest)
-        check_continued(newest, state, self.config, sampler=self.feed.sampler)
-        self.started -= state.seconds
-        update = state.position.update
-        self.take_over(Handover(state=state, model=model, optimizer=optimizer, saved_at=update))
-        self.resumed = optimizer
+        saved = self.saved(newest)
+        self.take_over(saved)
+        self.resumed = saved.optimizer
         if self.team.is_first:
-            self.say_unsaved(optimizer)
-            self.view.say(self.welcome_back())
+            self.welcome_back(saved)
+
+    def saved(self, checkpoint: Path) -> Handover:
+        """What a checkpoint of this training holds; the training's clock goes on from there."""
+        found = Handover.of(self.checkpoints, checkpoint)
+        check_continued(checkpoint, found.state, self.config, sampler=self.feed.sampler)
+        self.started -= found.state.seconds
+        return found
 
     def take_over(self, handover: Handover) -> None:
         """Go on where another leg, or a checkpoint, has left off; every rank calls it."""
@@ -376,9 +377,12 @@ class Continuing:
             halfway = state.position.step > 0 and state.position.update >= self.updates
             self.epochs.restore(state.position.epoch + halfway)
 
-    def welcome_back(self) -> str:
-        """One line about what is continued."""
+    def welcome_back(self, saved: Handover) -> None:
+        """Say what is continued, and what of it no checkpoint held."""
+        self.say_unsaved(saved.optimizer)
         update, path = self.position.update, self.task.run.path
         if self.is_finished:
-            return f"{path} is finished after {update} updates: there is nothing left to train"
-        return f"continuing {path} from update {update} (epoch {self.position.epoch + 1})"
+            text = f"{path} is finished after {update} updates: there is nothing left to train"
+        else:
+            text = f"continuing {path} from update {update} (epoch {self.position.epoch + 1})"
+        self.view.say(text)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from paceline.data.base import DataRequest
-    from paceline.local.base import Loss
+    from paceline.local.steps import Loss
 
 KEYS = {
     "model": "workload.model",

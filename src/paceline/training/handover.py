@@ -12,6 +12,7 @@ import math
 import mmap
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from paceline.exchange.network import Network
 from paceline.local.base import OptimizerState
 from paceline.schema.codec import decode, encode
 from paceline.schema.plain import parse_json
-from paceline.training.checkpoint import TrainState, pack_state, unpack_state
+from paceline.training.checkpoint import Checkpoints, TrainState, pack_state, unpack_state
 
 _LINE = 64
 """Tensors begin at multiples of so many bytes: a view of any type may begin there."""
@@ -41,6 +42,13 @@ class Handover:
     """The update that the newest checkpoint is of."""
     unclosed: bool = False
     """The epoch's last update is done, but not its evaluation and its line."""
+
+    @classmethod
+    def of(cls, checkpoints: Checkpoints, path: Path) -> Handover:
+        """What a checkpoint holds."""
+        state, model, optimizer = checkpoints.load(path)
+        update = state.position.update
+        return cls(state=state, model=model, optimizer=optimizer, saved_at=update)
 
     def store(self, descriptor: int) -> dict[str, Any]:
         """Write the tensors to anonymous memory; where they are, and the rest, as plain data."""

@@ -18,7 +18,7 @@ from paceline.local.memory import keep_freed_memory
 from paceline.observe.metrics import Tally, exchange_counts, exchange_line, totals
 from paceline.observe.recorder import Recorder
 from paceline.schema import write_json
-from paceline.schema.schedule import length_at
+from paceline.schema.schedule import length_at, schedule_factor
 from paceline.training.assemble import (
     Task,
     agreed_checkpoint,
@@ -29,7 +29,7 @@ from paceline.training.comparison import comparison, node_memory_mb
 from paceline.training.continuing import Continuing
 from paceline.training.device import use_deterministic
 from paceline.training.evaluate import evaluate, existing
-from paceline.training.optimizers import batch_factor, decides_rate, schedule_factor
+from paceline.training.optimizers import batch_factor, decides_rate
 from paceline.training.parts import make_parts, own_optimizer
 from paceline.training.proof import prove
 from paceline.training.shares import describe_shares, fairer_shares, rebalanced, worker_shares

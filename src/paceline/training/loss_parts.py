@@ -21,7 +21,7 @@ from paceline.local.memory import MEMORY_PART, available_mb
 from paceline.local.steps import Supervised
 from paceline.local.still import still
 from paceline.local.values import mapped
-from paceline.training.reference import Drawn, Plainly, norm
+from paceline.training.reference import Drawn, Plainly, norm, real_numbers
 
 COARSE = 0.001
 """Relative; sums of a few hundred losses in fp32 are 1e-6 apart, more where terms cancel."""
@@ -190,14 +190,9 @@ def _gradient_of(plainly: Plainly, model: nn.Module, samples: Samples) -> _Found
     with still():
         found = torch.autograd.grad(loss, trained, allow_unused=True)
     flat = [
-        _plain(torch.zeros_like(parameter) if gradient is None else gradient)
+        real_numbers(torch.zeros_like(parameter) if gradient is None else gradient)
+        .double()
+        .flatten()
         for parameter, gradient in zip(trained, found, strict=True)
     ]
     return _Found(float(loss.detach()), weight, loss.dtype, torch.cat(flat))
-
-
-def _plain(gradient: torch.Tensor) -> torch.Tensor:
-    """As a vector of numbers: sparse and complex ones too."""
-    dense = gradient if gradient.layout is torch.strided else gradient.to_dense()
-    dense = torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
-    return dense.double().flatten()

@@ -133,6 +133,3 @@ class MixedTeam(Team):
     def close(self) -> None:
         self.neighbours.leave()
         self.wait_for_all()
-
-
-__all__ = ["MixedTeam"]

@@ -12,10 +12,7 @@ import torch
 from paceline.errors import ConfigError, PacelineError, UnsupportedError
 from paceline.local.base import OptimizerFactory
 from paceline.schema.config import OPTIMIZERS, Optimizer
-from paceline.schema.schedule import schedule_factor
 from paceline.training import lean
-
-__all__ = ["batch_factor", "is_elementwise", "optimizer_factory", "schedule_factor"]
 
 
 def optimizer_factory(

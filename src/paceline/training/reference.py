@@ -97,11 +97,15 @@ class ReferenceResult:
 
 
 def norm(tensor: torch.Tensor) -> float:
-    """Of any kind of tensor: sparse and complex ones too."""
+    """Of any kind of tensor."""
+    return float(torch.linalg.vector_norm(real_numbers(tensor).float()))
+
+
+def real_numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """What a tensor holds as a dense one of real numbers: sparse and complex ones too."""
     plain = tensor.detach()
     plain = plain if plain.layout is torch.strided else plain.to_dense()
-    plain = torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
-    return float(torch.linalg.vector_norm(plain.float()))
+    return torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
 
 
 def moves(tensor: torch.Tensor) -> bool:

@@ -16,7 +16,8 @@ from paceline.exchange.losses import Losses
 from paceline.exchange.servers.client import Served
 from paceline.exchange.servers.groups import check_groups, server_groups
 from paceline.exchange.servers.rendezvous import Rendezvous
-from paceline.exchange.servers.server import ServerPlace, ShardServer
+from paceline.exchange.servers.request_handler import ServerPlace
+from paceline.exchange.servers.server import ShardServer
 from paceline.exchange.servers.service_time import Duty
 from paceline.exchange.servers.shard import Shard
 from paceline.exchange.servers.staleness import Staleness
@@ -264,6 +265,3 @@ class ServedTeam(Team):
 
     def close(self) -> None:
         self.served.done(stop=self.is_first and self.served.asynchronous)
-
-
-__all__ = ["ServedTeam", "check_served", "make_team", "serve"]

@@ -57,7 +57,6 @@ class Team:
             self.network.place = f"{phase} {update}"
 
     def sum(self, values: Sequence[float], name: str) -> list[float]:
-        """Element by element over all ranks."""
         total = list(values) if self.board is None else self.board.sum(values, name)
         if self.context.nodes == 1:
             return total
@@ -80,7 +79,6 @@ class Team:
         return self.sum(mine, name)
 
     def barrier(self, name: str) -> None:
-        """Wait for all ranks."""
         if self.context.nodes > 1:
             self.sum([0.0], name)
         elif self.board is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from paceline.observe.ledger import make_ledger
+from paceline.observe.ledger import add_up, make_ledger
 from paceline.schema.events import Clock, End, Exchanged, RankSession, Span, Start
-from paceline.schema.ledger import CATEGORIES, Ledger, RankLedger
+from paceline.schema.ledger import Ledger, RankLedger
 
 MOST_SPANS = 4_000
 """Of a rank that are kept until the other ranks have come as far."""
@@ -71,19 +71,5 @@ def book(books: Mapping[int, RankBook], *, alive: set[int]) -> Ledger:
             seconds["other"] += seconds["start_up"]
             seconds["start_up"] = 0.0
             made = replace(made, seconds=seconds)
-        each.booked = made if each.booked is None else _sum(each.booked, made)
+        each.booked = made if each.booked is None else add_up([each.booked, made])
     return Ledger(ranks=tuple(b.booked for _, b in sorted(books.items()) if b.booked))
-
-
-def _sum(one: RankLedger, other: RankLedger) -> RankLedger:
-    waited = dict(one.waited_for)
-    for rank, seconds in other.waited_for.items():
-        waited[rank] = waited.get(rank, 0.0) + seconds
-    return replace(
-        other,
-        wall=one.wall + other.wall,
-        seconds={name: one.seconds[name] + other.seconds[name] for name in CATEGORIES},
-        waited_for=waited,
-        hidden=one.hidden + other.hidden,
-        exchange=one.exchange + other.exchange,
-    )

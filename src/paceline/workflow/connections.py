@@ -62,7 +62,6 @@ class Connections:
             raise
 
     def close(self, network: Network) -> None:
-        """Leave one of them."""
         self._parts = [part for part in self._parts if part[1] is not network]
         network.close()
 

@@ -21,7 +21,6 @@ from paceline.plan.pilot import learned
 from paceline.plan.teams import labels
 from paceline.run import RunDirectory
 from paceline.schema import Config, Plan, RankContext, encode, read_json, write_json
-from paceline.schema.checkpoint import check_continued
 from paceline.schema.legs import Broken, Leg, LegsOrder, Lesson
 from paceline.workflow.alone import legs_before
 from paceline.workflow.connections import joined
@@ -190,7 +189,7 @@ def _lead(begun: _Begun, node: Node, home: Home) -> Outcome:
     name, runner = crewed.first_runner(wanted)
     built = time.perf_counter() - building
     crewed.seen = dataclasses.replace(crewed.seen, setup=built)
-    began = _begin(runner, home)
+    began = _begin(runner)
     home.recorder.ready()
     write_json(home.run.plan, crewed.plans[name])
     earlier = legs_before(home.run, began, crewed.name_of)
@@ -226,24 +225,17 @@ def _with_loss(legs: list[Leg], broken: Broken, name: str, plan: Plan) -> list[L
     return [*legs, lost]
 
 
-def _begin(runner: Together, home: Home) -> Began:
+def _begin(runner: Together) -> Began:
     """Begin the training, or go on from its newest checkpoint."""
-    from paceline.training.checkpoint import Checkpoints
-    from paceline.training.handover import Handover
-
     trainer = runner.trainer
-    newest = Checkpoints(home.run.checkpoints, home.config.train.keep).newest()
+    newest = trainer.checkpoints.newest()
     if newest is None:
         runner.begin()
         return Began.of(trainer, {})
-    state, model, optimizer = trainer.checkpoints.load(newest)
-    check_continued(newest, state, home.config, sampler=trainer.feed.sampler)
-    trainer.started -= state.seconds
-    update = state.position.update
-    runner.take_over(Handover(state=state, model=model, optimizer=optimizer, saved_at=update))
-    trainer.say_unsaved(optimizer)
-    trainer.view.say(trainer.welcome_back())
-    return Began.of(trainer, state.plan)
+    saved = trainer.saved(newest)
+    runner.take_over(saved)
+    trainer.welcome_back(saved)
+    return Began.of(trainer, saved.state.plan)
 
 
 def _lesson_place(begun: _Begun) -> Path:

@@ -18,7 +18,7 @@ from paceline.plan.suspicion import patience
 from paceline.plan.teams import Way, cost_of_way, labels, seconds_of_way
 from paceline.schema import write_json
 from paceline.schema.legs import Leg
-from paceline.text import rate
+from paceline.text import listed, rate
 from paceline.training.shares import describe_shares
 from paceline.workflow.crewed import Crewed
 from paceline.workflow.legs import LegsRequest, LegTraining, write_legs
@@ -103,9 +103,7 @@ class HostsTraining(LegTraining):
         try:
             return super()._one_leg()
         except LostError as error:  # between two legs
-            name = self._running
-            decision = Decision(name=name, updates=0, role="keep", best=name)
-            self._go_on_without(decision, error, time.perf_counter())
+            self._go_on_without(Decision.keep(self._running), error, time.perf_counter())
             return False
 
     def _put_out(self, decision: Decision, error: Exception, began: float) -> None:
@@ -117,9 +115,7 @@ class HostsTraining(LegTraining):
     def _go_on_without(self, decision: Decision, error: LostError, began: float) -> None:
         """The leg has ended with a node; the next one has the others, from the newest state."""
         node, name = self.crewed.node, decision.name
-        for runner in (*self._spare.values(), *([self._runner] if self._runner else [])):
-            with contextlib.suppress(PacelineError):
-                runner.close()
+        self._close_runners()
         self._spare.clear()
         self._runner, self._running = None, ""
         if node.salvaged is not None:
@@ -247,13 +243,10 @@ class HostsTraining(LegTraining):
         while True:
             try:
                 if self._runner is None:
-                    name = self.crewed.options[0].name
-                    decision = Decision(name=name, updates=0, role="keep", best=name)
-                    self._enter(decision)
+                    self._enter(Decision.keep(self.crewed.options[0].name))
                 return super()._finish()
             except LostError as error:
-                decision = Decision(name=self._running, updates=0, role="keep", best=self._running)
-                self._go_on_without(decision, error, time.perf_counter())
+                self._go_on_without(Decision.keep(self._running), error, time.perf_counter())
 
     def _decide(self) -> Decision:
         if self._asked.script:
@@ -402,8 +395,7 @@ def left_out_sentence(crewed: Crewed, way: Way, out: Sequence[str], leg: Leg) ->
         why = f"{cost.bytes_sent / 1e6:.3g} MB per update over {carried:,.0f} Mbit/s"
         if cost.bytes_sent / seen.wire.both < cost.exposed / 2:  # it is the messages, not bytes
             why = f"agreeing takes {1000 * cost.exposed:.3g} ms per update"
-    names = " and ".join([", ".join(out[:-1])] * (len(out) > 1) + [out[-1]])
-    one = len(out) == 1
+    names, one = listed(out), len(out) == 1
     if with_them > without and not tried:
         return (
             f"{names} {'stands' if one else 'stand'} by: with {'it' if one else 'them'}"

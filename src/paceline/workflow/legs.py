@@ -17,6 +17,7 @@ from paceline.errors import (
     ProofError,
     StorageError,
     UnsupportedError,
+    first_line,
 )
 from paceline.local.memory import memory_is_short, resident_mb, shortage
 from paceline.plan.pilot import (
@@ -30,7 +31,7 @@ from paceline.plan.pilot import (
     sure_ratio,
     typical,
 )
-from paceline.run import RunDirectory
+from paceline.run import RunDirectory, write_whole
 from paceline.schema import Plan, encode, read_json, write_json
 from paceline.schema.legs import Leg, leg_text, merged
 from paceline.schema.proof import Proof
@@ -109,17 +110,19 @@ class LegTraining:
 
     def _finish(self) -> Outcome:
         if self._runner is None:  # the leg that was to be stopped has failed instead
-            simplest = self.known.options[0].name
-            self._enter(Decision(name=simplest, updates=0, role="keep", best=simplest))
+            self._enter(Decision.keep(self.known.options[0].name))
         assert self._runner is not None
         return self._runner.finish(self._summary(), self.signals.received)
 
     def _close(self) -> None:
         """End the ranks that stand by, and give back what runners hold."""
+        self._close_runners()
+        self._end_ranks()
+
+    def _close_runners(self) -> None:
         for runner in (*self._spare.values(), *([self._runner] if self._runner else [])):
             with contextlib.suppress(PacelineError):
                 runner.close()
-        self._end_ranks()
 
     def _one_leg(self) -> bool:
         """One more leg; True when the training is finished."""
@@ -300,7 +303,7 @@ class LegTraining:
         simplest = self.known.options[0].name
         if decision.name == simplest or self._asked.script:
             raise error
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         self._home.view.say(f"{decision.name} is out, and training goes on without it: {reason}")
         if self._runner is not None and self._runner.is_kept:
             with contextlib.suppress(PacelineError):
@@ -363,12 +366,9 @@ class LegTraining:
         newest = checkpoints.newest()
         if newest is None:
             return
-        state, model, optimizer = checkpoints.load(newest)
-        update = state.position.update
-        if self._handover is None or update > self._handover.state.position.update:
-            self._handover = Handover(
-                state=state, model=model, optimizer=optimizer, saved_at=update
-            )
+        found = Handover.of(checkpoints, newest)
+        if self._handover is None or found.saved_at > self._handover.state.position.update:
+            self._handover = found
 
     def _note(
         self, decision: Decision, went: Went, began: float, setup: float, *, first: int
@@ -443,7 +443,5 @@ class LegTraining:
 
 
 def write_legs(run: RunDirectory, legs: Sequence[Leg]) -> None:
-    """legs.jsonl, whole: a reader never sees half of it."""
-    partial = run.path / ".legs.jsonl.partial"
-    partial.write_text("".join(json.dumps(encode(leg)) + "\n" for leg in merged(legs)))
-    partial.replace(run.legs)
+    """legs.jsonl, whole."""
+    write_whole(run.legs, "".join(json.dumps(encode(leg)) + "\n" for leg in merged(legs)))

@@ -92,7 +92,6 @@ class NodeRanks:
             self._leg = None
 
     def end(self) -> None:
-        """End the ranks."""
         self._leg = None
         if self.standby is not None:
             self.standby.close()

@@ -260,7 +260,6 @@ class Node:
     def finish(
         self, number: int, open_seconds: float, more: Mapping[str, Any], received: int | None
     ) -> Outcome:
-        """End the training."""
         held = self._held[number]
         words = {"open_seconds": open_seconds, "more": dict(more), "received": received}
         return held.do("finish", lambda: held.trainer.end(open_seconds, more, received), **words)
@@ -306,7 +305,6 @@ class Node:
             self.leave(number)
 
     def close(self) -> None:
-        """Give everything back."""
         self._closed.set()
         for number in list(self._held):
             with contextlib.suppress(PacelineError, RuntimeError):

@@ -17,13 +17,7 @@ def splittable(config: Config, plan: Plan, parts: Parts) -> tuple[Chain, ...]:
 
     Layers that `exchange.partition = "manual"` names and that cannot be split are refused.
     """
-    settings = config.exchange
-    if settings.partition == "none" or len(plan.nodes) == 1:
-        return ()
-    if settings.partition == "auto" and _obstacle(config, plan):
-        return ()
-    chains, _ = _looked_at(config, plan, parts)
-    return chains
+    return _looked_at(config, plan, parts)[0] if _may_split(config, plan) else ()
 
 
 def partitioned(config: Config, plan: Plan, parts: Parts | None = None) -> Plan:
@@ -32,10 +26,7 @@ def partitioned(config: Config, plan: Plan, parts: Parts | None = None) -> Plan:
     Builds the model here once, and runs it on a few samples, to see which layers can be split;
     where none can be split whatever it is, it is not built.
     """
-    settings = config.exchange
-    if len(plan.nodes) == 1 or settings.partition == "none":
-        return plan
-    if settings.partition == "auto" and _obstacle(config, plan):
+    if not _may_split(config, plan):
         return plan
     from paceline.training.parts import make_parts
 
@@ -46,6 +37,12 @@ def partitioned(config: Config, plan: Plan, parts: Parts | None = None) -> Plan:
         if parts is None:
             opened.dataset.close()
     return found
+
+
+def _may_split(config: Config, plan: Plan) -> bool:
+    if config.exchange.partition == "none" or len(plan.nodes) == 1:
+        return False
+    return config.exchange.partition == "manual" or not _obstacle(config, plan)
 
 
 def _obstacle(config: Config, plan: Plan) -> str:

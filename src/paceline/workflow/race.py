@@ -17,7 +17,7 @@ from typing import Any
 
 from paceline.config.cache import keep, place_of
 from paceline.cost.memory import estimate_mb
-from paceline.errors import DivergedError, StrategyError, WorkerError
+from paceline.errors import DivergedError, StrategyError, WorkerError, first_line
 from paceline.hardware.footprint import measure_footprint
 from paceline.hardware.instructions import use_safe_instructions
 from paceline.hardware.kept_races import fingerprint, kept_race
@@ -163,9 +163,9 @@ class _Contest:
         except DivergedError:
             raise  # the training's own doing, whatever the plan
         except WorkerError as error:
-            entrant.reason = f"brought its processes down: {_first_line(error)}"
+            entrant.reason = f"brought its processes down: {first_line(error)}"
         except Exception as error:
-            entrant.reason = _first_line(error)
+            entrant.reason = first_line(error)
         else:
             entrant.turns.append(turn.times)
             entrant.memory_mb = max(entrant.memory_mb or 0.0, turn.memory_mb)
@@ -190,10 +190,6 @@ class _Contest:
         return [
             each.result(self._request.batch_size, reference) for each in self._entrants.values()
         ]
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _race(request: RaceRequest) -> Race:

@@ -360,6 +360,3 @@ def _stored_plan(plan: Plan, sites: list[NodeSite]) -> Plan:
                 " in the plan's order"
             )
     return plan
-
-
-__all__ = ["choose_engine", "mpi_obstacle", "plan_nodes", "train_on_hosts"]

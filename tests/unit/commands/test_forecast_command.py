@@ -10,9 +10,15 @@ import pytest
 from click.testing import CliRunner
 from cost_cases import host, machines
 
-from paceline.commands.forecast import command
+from paceline.commands.forecast import (
+    command,
+    currency_from,
+    link_from,
+    node_counts,
+    price_from,
+    speeds,
+)
 from paceline.errors import ConfigError
-from paceline.plan.ask import currency_from, link_from, node_counts, price_from, speeds
 from paceline.schema import write_json
 
 

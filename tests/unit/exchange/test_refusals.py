@@ -22,7 +22,7 @@ from paceline.exchange.base import Beginning, ExchangeSetting
 from paceline.exchange.gossip.hogwild import HogwildExchange
 from paceline.exchange.gossip.peers import Neighbours
 from paceline.exchange.network import Network
-from paceline.exchange.validation import BadMessageError, check_finite
+from paceline.exchange.wire import BadMessageError, check_finite
 from paceline.local.finite import is_finite
 from paceline.schema import ExchangeSettings, NodePlan, Plan, RankContext
 

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.config import config_from
 from paceline.cost.transfer import hindrance
-from paceline.hardware.hindrance import Computing
+from paceline.hardware.links import Computing
 from paceline.plan.candidates import candidate
 from paceline.schema import NodePlan
 from paceline.schema.machines import AllReduceCurve, Measured, exactly

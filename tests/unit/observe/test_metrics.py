@@ -68,12 +68,12 @@ def test_a_kill_during_resume_loses_no_line(
     path = tmp_path / "m.jsonl"
     write(path, 3)
 
-    def killed(self: Path, text: str) -> int:
-        with self.open("w") as file:
-            file.write(text[: len(text) // 2])
+    def killed(self: Path, content: bytes) -> int:
+        with self.open("wb") as file:
+            file.write(content[: len(content) // 2])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "write_text", killed)
+    monkeypatch.setattr(Path, "write_bytes", killed)
     with pytest.raises(KeyboardInterrupt):
         MetricsFile(path).restore(2)
     monkeypatch.undo()

@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
+import paceline
 from paceline.local.board import Board, anonymous_memory
 from paceline.observe.mailbox import BothPosts, FolderPosts, StorePosts
 from paceline.observe.recorder import make_recorder
 from paceline.observe.stall import (
+    FRAMES_THAT_WAIT,
     RankProgress,
     StallSettings,
     StallWatch,
@@ -261,6 +263,13 @@ def test_the_length_of_an_update_is_seen_from_outside() -> None:
 
 def test_a_frame_of_ordinary_code_does_not_wait() -> None:
     assert waits_in(sys._getframe()) is None
+
+
+def test_the_code_that_waits_is_where_the_watch_looks_for_it() -> None:
+    for file, function, _ in FRAMES_THAT_WAIT:
+        if file.startswith("paceline/"):
+            source = Path(paceline.__file__).parents[1] / file
+            assert f"def {function}" in source.read_text(), f"{file} has no {function}"
 
 
 def open_server() -> Any:

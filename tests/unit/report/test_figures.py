@@ -14,9 +14,8 @@ from PIL import Image
 
 from paceline.report.canvas import dashes, hatch_lines
 from paceline.report.drawing import bounds, figure_png, figure_svg, log_ticks, nice_ticks
-from paceline.report.figure import Axis, Figure, Section, Series, Table
+from paceline.report.figure import LOOKS, Axis, Figure, Section, Series, Table, look
 from paceline.report.page import Report, parts
-from paceline.report.palette import LOOKS, look
 from paceline.report.write import table_csv, table_markdown
 
 NAUGHTY = "</script><img src=x onerror=alert(1)> & \x07 \"quoted\" '|' é"

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from written_runs import SLOW, write_legs, write_run
 
+from paceline.commands.compare import compare
+from paceline.commands.runs import line_of, read_runs
 from paceline.errors import RunDirectoryError
-from paceline.report.compare import compare
 from paceline.report.figure import Figure, Section
-from paceline.report.listing import line_of, read_runs
 from paceline.report.load import RunData, load_run
 from paceline.report.make import make_report
 from paceline.report.page import Report, frozen

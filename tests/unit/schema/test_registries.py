@@ -63,9 +63,10 @@ def greet(who):
 """
 ASKS = """
 import json
-from paceline import exchange, local
+from paceline import local
 from paceline.errors import PacelineError
 from paceline.launch.engines import ENGINES
+from paceline.schema.exchanges import EXCHANGES
 from paceline.schema.strategies import STRATEGIES
 
 def said(name):
@@ -75,7 +76,7 @@ def said(name):
         return str(error)
 
 own, found = said("threads"), said("broken")
-print(json.dumps([list(STRATEGIES), exchange.names(), list(ENGINES), own, found]))
+print(json.dumps([list(STRATEGIES), list(EXCHANGES), list(ENGINES), own, found]))
 """
 
 

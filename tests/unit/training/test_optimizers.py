@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
 from paceline.schema import Optimizer
+from paceline.schema.schedule import schedule_factor
 from paceline.training.optimizers import (
     batch_factor,
     is_elementwise,
     optimizer_factory,
-    schedule_factor,
     without_effect,
 )
 from paceline.training.pieces_trial import acts_on_pieces

@@ -15,10 +15,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import paceline
+from paceline.commands.compare import compare
+from paceline.commands.runs import line_of
 from paceline.errors import ConfigError
 from paceline.observe.tensorboard import EPOCH_TAGS
-from paceline.report.compare import compare
-from paceline.report.listing import line_of
 from paceline.report.load import load_run
 from paceline.report.make import make_report
 

@@ -1,12 +1,12 @@
 """MPI for `torch.distributed` from plain wheels.
 
     registration  makes `init_process_group("mpi4py")` work
-    group         the ProcessGroup that torch talks to: when and where an operation runs
-    collectives   its collectives, messages its sends and receives
+    group         the ProcessGroup that torch talks to: sends, receives, and where they run
+    collectives   its collectives
     work          what a collective hands back: completed, queued, point to point
     worker        the one thread per communicator that runs queued collectives in order
     node          collectives inside one machine: wait until all are there, then block
-    network       collectives between machines: non-blocking, sleeping between tests
+    between_hosts collectives between machines: non-blocking, sleeping between tests
     arrival       the shared page on which ranks of one machine say that they are there
     dtypes        torch tensors and operations as MPI sees them
     deadline      time limits, their messages, and the end of a process that cannot go on

@@ -16,8 +16,6 @@ from paceline.backends.mpi.deadline import Deadline, Patience
 from paceline.backends.mpi.pool import map_together
 from paceline.errors import RunError
 
-__all__ = ["ArrivalBoard", "shared_board"]
-
 # One line of the cache per rank: the counter, and beside it what the rank has come for, in two
 # words used by turns. A rank can be one collective ahead of another, never two.
 _WORDS_PER_LINE = 8

@@ -21,8 +21,6 @@ from mpi4py import MPI
 from paceline.backends.mpi.deadline import Deadline, Patience
 from paceline.backends.mpi.dtypes import Reduction, buffer, move
 
-__all__ = ["NetworkTransport"]
-
 # Below this many bytes everybody sends everything to everybody: one step.
 _SMALL_BYTES = 16 << 10
 _PIECE_BYTES = 512 << 10
@@ -72,6 +70,12 @@ class NetworkTransport:
             if piece is not None:
                 step.append(self._send(piece, peer, tag))
         return step
+
+    def _only(
+        self, peer: int | None = None, piece: torch.Tensor | None = None
+    ) -> list[torch.Tensor | None]:
+        """A piece for, or from, one rank; nothing for the others."""
+        return [piece if rank == peer else None for rank in range(self._size)]
 
     def _run(self, blocks: Iterator[Iterator[Step]], deadline: Deadline) -> None:
         """Drive blocks to their end, a few at a time, and sleep while nothing moves."""
@@ -184,28 +188,24 @@ class NetworkTransport:
 
     def broadcast(self, flat: torch.Tensor, root: int, deadline: Deadline) -> None:
         """The root's `flat` on every rank: a piece to each, then every piece to all."""
-        nothing: list[torch.Tensor | None] = [None] * self._size
+        nothing = self._only()
         is_root = self._rank == root
         if flat.numel() * flat.element_size() <= _SMALL_BYTES:
-            come = list(nothing)
-            come[root] = flat
-            self._once(
-                nothing if is_root else come,
-                [flat] * self._size if is_root else nothing,
-                deadline,
-            )
+            if is_root:
+                self._once(nothing, [flat] * self._size, deadline)
+            else:
+                self._once(self._only(root, flat), nothing, deadline)
             return
         pieces = torch.tensor_split(flat, self._size)
         mine = pieces[self._rank]
 
         def block() -> Iterator[Step]:
-            first: list[torch.Tensor | None] = list(nothing)
-            if not is_root:
-                first[root] = mine
-            yield self._swap(first, pieces if is_root else nothing, 0)
-            come: list[torch.Tensor | None] = list(pieces) if not is_root else list(nothing)
-            to: list[torch.Tensor | None] = [None if p == root else mine for p in range(self._size)]
-            yield self._swap(come, to, 1)
+            if is_root:
+                yield self._swap(nothing, pieces, 0)
+            else:
+                yield self._swap(self._only(root, mine), nothing, 0)
+            to = [None if peer == root else mine for peer in range(self._size)]
+            yield self._swap(nothing if is_root else pieces, to, 1)
 
         self._run(iter([block()]), deadline)
 
@@ -246,15 +246,12 @@ class NetworkTransport:
         deadline: Deadline,
     ) -> None:
         """Every rank's `source`, one after the other, in the root's `output`."""
-        incoming: list[torch.Tensor | None] = [None] * self._size
-        outgoing: list[torch.Tensor | None] = [None] * self._size
-        if output is not None:
-            pieces = torch.split(output, list(counts))
-            move(pieces[root], source)
-            incoming = list(pieces)
-        else:
-            outgoing[root] = source
-        self._once(incoming, outgoing, deadline)
+        if output is None:
+            self._once(self._only(), self._only(root, source), deadline)
+            return
+        pieces = torch.split(output, list(counts))
+        move(pieces[root], source)
+        self._once(pieces, self._only(), deadline)
 
     def scatter(
         self,
@@ -265,15 +262,12 @@ class NetworkTransport:
         deadline: Deadline,
     ) -> None:
         """Piece i of the root's `source` in the `output` of rank i."""
-        incoming: list[torch.Tensor | None] = [None] * self._size
-        outgoing: list[torch.Tensor | None] = [None] * self._size
-        if source is not None:
-            pieces = torch.split(source, list(counts))
-            move(output, pieces[root])
-            outgoing = list(pieces)
-        else:
-            incoming[root] = output
-        self._once(incoming, outgoing, deadline)
+        if source is None:
+            self._once(self._only(root, output), self._only(), deadline)
+            return
+        pieces = torch.split(source, list(counts))
+        move(output, pieces[root])
+        self._once(self._only(), pieces, deadline)
 
     def barrier(self, deadline: Deadline) -> None:
         """Nobody goes on before all have sent a sign."""

@@ -18,8 +18,6 @@ from paceline.backends.mpi.node import NodeTransport
 from paceline.backends.mpi.work import MpiWork
 from paceline.errors import UnsupportedError
 
-__all__ = ["Collectives", "Tensors"]
-
 Tensors = list[torch.Tensor]
 
 
@@ -57,7 +55,6 @@ class Collectives(dist.ProcessGroup):
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: Tensors, opts: Any) -> MpiWork:
-        """Reduce into the tensor of the root."""
         (tensor,) = tensors
         flat, root = host(tensor), opts.rootRank
         how = reduction(opts.reduceOp, flat.dtype)
@@ -87,7 +84,6 @@ class Collectives(dist.ProcessGroup):
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> MpiWork:
-        """Several `reduce_scatter_single` as one operation."""
         opts = opts or dist.ReduceScatterOptions()
         size = self._place.size
         counts = [[output.numel()] * size for output in outputs]
@@ -122,7 +118,6 @@ class Collectives(dist.ProcessGroup):
     # -- moves -------------------------------------------------------------------------------------
 
     def broadcast(self, tensors: Tensors, opts: Any) -> MpiWork:
-        """The root's tensor on every rank."""
         (tensor,) = tensors
         root = opts.rootRank
         flat = host(tensor, read=root == self._place.rank)
@@ -171,7 +166,6 @@ class Collectives(dist.ProcessGroup):
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> MpiWork:
-        """Several `all_gather_single` as one operation."""
         name, size = "all_gather_into_tensor", self._place.size
         for output, source in zip(outputs, inputs, strict=True):
             if output.numel() != source.numel() * size or output.dtype != source.dtype:
@@ -266,7 +260,6 @@ class Collectives(dist.ProcessGroup):
         return self._launch("scatter", call, outputs, opts)
 
     def barrier(self, opts: Any = None) -> MpiWork:
-        """Nobody goes on before all are here."""
         return self._launch("barrier", self._transport.barrier, [], opts)
 
     # -- checks -----------------------------------------------------------------------------------

@@ -14,8 +14,6 @@ from mpi4py import MPI
 
 from paceline.errors import DeadlineError
 
-__all__ = ["Deadline", "Patience", "GroupPlace", "Watchdog", "WATCHDOG", "end_process_at_exit"]
-
 # Past a deadline a thread that sits inside MPI cannot be called back. A waiter outside gives up
 # after WAITER_GRACE; when there is none, the watchdog ends the process after WATCHDOG_GRACE.
 WAITER_GRACE = 2.0
@@ -36,7 +34,6 @@ class GroupPlace:
 
     @property
     def size(self) -> int:
-        """How many ranks the group has."""
         return len(self.world_ranks)
 
     def world(self, ranks: Iterable[int]) -> str:
@@ -120,13 +117,11 @@ class Watchdog:
         self._lock = threading.Lock()
 
     def enter(self, deadline: Deadline) -> None:
-        """A blocking call begins."""
         self._watched[id(deadline)] = deadline
         if self._thread is None:
             self._start()
 
     def leave(self, deadline: Deadline) -> None:
-        """The blocking call is over."""
         self._watched.pop(id(deadline), None)
 
     def _start(self) -> None:

@@ -14,8 +14,6 @@ from mpi4py import MPI
 
 from paceline.errors import UnsupportedError
 
-__all__ = ["Reduction", "buffer", "host", "move", "put_back", "reduction", "slices"]
-
 # Above this many elements torch uses its thread pool. A second pool, in the thread that serves
 # collectives, would take cores from the computation, so work there goes in slices of this size.
 _SLICE = 32_768

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
+
+import torch
+from mpi4py import MPI
 
 from paceline.backends.mpi.between_hosts import NetworkTransport
 from paceline.backends.mpi.collectives import Collectives, Tensors
 from paceline.backends.mpi.deadline import EXIT, Deadline, GroupPlace, end_process_at_exit
-from paceline.backends.mpi.messages import Messages
+from paceline.backends.mpi.dtypes import buffer, host, put_back
 from paceline.backends.mpi.node import NodeTransport
-from paceline.backends.mpi.work import CompletedWork, MpiWork, QueuedWork, explained
+from paceline.backends.mpi.work import (
+    CompletedWork,
+    MpiWork,
+    PointToPointWork,
+    QueuedWork,
+    explained,
+)
 from paceline.backends.mpi.worker import Completions, Worker
-from paceline.errors import RunError
-
-__all__ = ["MpiProcessGroup"]
+from paceline.errors import RunError, UnsupportedError
 
 _CLOSE_SECONDS = 5.0
 
@@ -48,11 +57,9 @@ class MpiProcessGroup(Collectives):
     # -- names: a group without a C++ backend has to keep them itself ----------------------------
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """The name the backend is registered under."""
         return self._name
 
     def getGroupName(self) -> str:  # noqa: N802
-        """The name torch gave the group."""
         return self._group_name
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
@@ -60,7 +67,6 @@ class MpiProcessGroup(Collectives):
         self._group_name = name
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """What the group is for."""
         return self._group_description
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
@@ -120,11 +126,9 @@ class MpiProcessGroup(Collectives):
     # -- messages ----------------------------------------------------------------------------------
 
     def send(self, tensors: Tensors, peer: int, tag: int = 0) -> MpiWork:
-        """Send to one rank."""
         return self._message("send", lambda: self._messages.send(tensors[0], peer, tag))
 
     def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> MpiWork:
-        """Receive from one rank."""
         return self._message("recv", lambda: self._messages.receive(tensors[0], peer, tag))
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> MpiWork:
@@ -160,3 +164,99 @@ class MpiProcessGroup(Collectives):
         """Stop without waiting for the others."""
         self._failure = self._failure or RunError("abort() was called")
         self.shutdown()
+
+
+# Whoever waits for a message tests it closely. This thread is for those that nobody waits for yet:
+# a large send needs MPI to be called again and again before it leaves.
+_SLEEP = 0.5e-3
+
+
+class Messages:
+    """Point-to-point traffic of one group, on a communicator of its own."""
+
+    def __init__(
+        self, comm: Any, place: GroupPlace, seconds: float, completions: Completions
+    ) -> None:
+        self._comm = comm
+        self._place = place
+        self._seconds = seconds
+        self._completions = completions
+        self._largest_tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32_767)
+        self._open: set[PointToPointWork] = set()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> PointToPointWork:
+        """Send to rank `peer` of the group."""
+        operation = f"send to {self._place.world([peer])}"
+        flat = host(tensor)
+        request = self._comm.Isend(buffer(flat), dest=peer, tag=self._checked(tag))
+        # The copy in `flat` has to live as long as the request: the tensors of the work keep it.
+        return self._opened(operation, [tensor, flat], request, peer, None)
+
+    def receive(self, tensor: torch.Tensor, peer: int | None, tag: int) -> PointToPointWork:
+        """Receive from rank `peer` of the group, or from any."""
+        source = MPI.ANY_SOURCE if peer is None else peer
+        name = "any rank" if peer is None else self._place.world([peer])
+        flat = host(tensor, read=False)
+        request = self._comm.Irecv(buffer(flat), source=source, tag=self._checked(tag))
+        return self._opened(
+            f"recv from {name}", [tensor], request, peer, lambda: put_back(tensor, flat)
+        )
+
+    def _checked(self, tag: int) -> int:
+        if not 0 <= tag <= self._largest_tag:
+            raise UnsupportedError(
+                f"tag {tag} cannot be carried by this MPI: use 0 to {self._largest_tag}"
+            )
+        return tag
+
+    def _opened(
+        self,
+        operation: str,
+        tensors: list[torch.Tensor],
+        request: Any,
+        peer: int | None,
+        finish: Any,
+    ) -> PointToPointWork:
+        work = PointToPointWork(
+            operation,
+            tensors,
+            self._completions,
+            request,
+            lambda: Deadline(operation, self._place, self._seconds),
+            peer,
+            finish,
+        )
+        self._open.add(work)
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._progress, name="paceline-mpi-messages", daemon=True
+            )
+            self._thread.start()
+        if not self._wake.is_set():
+            self._wake.set()
+        return work
+
+    def _progress(self) -> None:
+        while not self._closed:
+            if not self._open:
+                self._wake.clear()
+                if not self._open:
+                    self._wake.wait()
+            time.sleep(_SLEEP)
+            for work in list(self._open):
+                if work.test():
+                    self._open.discard(work)
+                else:
+                    work.expire()
+
+    def close(self) -> bool:
+        """Stop the thread; False when messages are still under way."""
+        self._closed = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(5.0)
+        self._open = {work for work in self._open if not work.test()}
+        return not self._open

@@ -19,8 +19,6 @@ from paceline.backends.mpi.deadline import WATCHDOG, Deadline
 from paceline.backends.mpi.dtypes import Reduction, buffer, move
 from paceline.backends.mpi.pool import SharedPool
 
-__all__ = ["NodeTransport"]
-
 # Larger all-reduces go in pieces that stay in the cache between MPI's steps: twice as fast at
 # 64 MB and above (docs/decisions/0003-mpi-backend.md).
 _CHUNK_BYTES = 1 << 20
@@ -134,7 +132,6 @@ class NodeTransport:
         how.finish(output, self._size)
 
     def broadcast(self, flat: torch.Tensor, root: int, deadline: Deadline) -> None:
-        """The root's `flat` on every rank."""
         self._together(
             deadline,
             "broadcast",
@@ -207,7 +204,6 @@ class NodeTransport:
         )
 
     def barrier(self, deadline: Deadline) -> None:
-        """Nobody goes on before all are here."""
         self._board.arrive(deadline, "barrier")
 
     def close(self) -> None:

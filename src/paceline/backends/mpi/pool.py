@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from paceline.backends.mpi.arrival import ArrivalBoard
     from paceline.backends.mpi.deadline import Deadline
 
-__all__ = ["SharedPool", "map_together"]
-
 PIECE_BYTES = 1 << 20
 _TYPES = {torch.float32: np.float32, torch.float64: np.float64}
 _FUNCTIONS: list[tuple[Any, np.ufunc]] = [  # MPI's operations cannot be keys

@@ -13,8 +13,6 @@ from typing import Any
 from paceline.backends.mpi import mpi_missing
 from paceline.errors import UnsupportedError, UserError, unknown_name
 
-__all__ = ["open_some", "open_world", "register"]
-
 # Names of Open MPI's settings are not in capitals.
 _OPEN_MPI_CARRIERS = "OMPI_MCA_btl"
 # MPI waits by spinning. A rank that spins on a core that another process needs can hold up the very
@@ -28,7 +26,6 @@ _worlds: dict[str, Any] = {}
 
 
 def register(name: str, transport: str) -> None:
-    """See `paceline.backends.register_mpi`."""
     import torch.distributed as dist
 
     if transport not in _TRANSPORTS:
@@ -53,14 +50,12 @@ def register(name: str, transport: str) -> None:
 
 
 def open_world(rank: int, size: int, seconds: float) -> Any:
-    """See `paceline.backends.mpi.open_group`."""
     _load_mpi()
     _registered.setdefault(_DIRECT, "auto")
     return _create_directly("nodes", rank, size, [], seconds)
 
 
 def open_some(members: Sequence[int], rank: int, name: str, seconds: float) -> Any:
-    """See `paceline.backends.mpi.open_part`."""
     return _create_directly(name, rank, len(members), list(members), seconds)
 
 

@@ -12,13 +12,10 @@ from mpi4py import MPI
 
 from paceline.errors import RunError
 
-__all__ = ["agree_on_master", "all_agree", "gather_numbers", "share_text"]
-
 _TEXT_BYTES = 1024
 
 
 def share_text(comm: Any, text: str) -> str:
-    """The first rank's text, on every rank."""
     encoded = text.encode()
     if len(encoded) > _TEXT_BYTES:
         raise ValueError(f"a text of {len(encoded)} bytes is longer than {_TEXT_BYTES}")

@@ -15,8 +15,6 @@ from paceline.backends.mpi.deadline import WAITER_GRACE, Deadline, Patience, end
 from paceline.backends.mpi.worker import Completions
 from paceline.errors import DeadlineError, RunError
 
-__all__ = ["CompletedWork", "MpiWork", "PointToPointWork", "QueuedWork", "explained"]
-
 
 def explained(error: BaseException, operation: str, place: object) -> BaseException:
     """An error of MPI as one that names the operation and the rank; others as they are."""
@@ -54,11 +52,9 @@ class MpiWork(dist.Work):
         return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """What went wrong, if something did."""
         return self._error
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors that hold the outcome."""
         return self._tensors
 
     def synchronize(self) -> None:
@@ -74,15 +70,12 @@ class CompletedWork(MpiWork):
     """The caller has run the operation itself."""
 
     def is_completed(self) -> bool:
-        """It is over."""
         return True
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Nothing is left to wait for."""
         return True
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future that is done already."""
         future: torch.futures.Future[Any] = torch.futures.Future()
         future.set_result(self._tensors)
         return future
@@ -248,7 +241,6 @@ class PointToPointWork(_LaterWork):
         return deadline.error(others if self._peer is None else [self._peer])
 
     def is_completed(self) -> bool:
-        """Whether the message has gone or come."""
         return self.test()
 
     def wait(self, timeout: timedelta | None = None) -> bool:

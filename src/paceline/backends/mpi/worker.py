@@ -18,8 +18,6 @@ from paceline.errors import RunError
 if TYPE_CHECKING:
     from paceline.backends.mpi.work import QueuedWork
 
-__all__ = ["Completions", "Worker"]
-
 
 class Completions:
     """Runs what users attached to futures, on threads of its own.
@@ -64,7 +62,6 @@ class Worker:
         return self._pending == 0 and self._execution.acquire(blocking=False)
 
     def leave(self) -> None:
-        """The caller's own collective is over."""
         self._execution.release()
 
     def submit(self, work: QueuedWork) -> None:

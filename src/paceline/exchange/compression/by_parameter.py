@@ -27,7 +27,7 @@ from paceline.exchange.compression.powersgd import (
     revive,
     thin,
 )
-from paceline.exchange.memory import errors_named
+from paceline.exchange.memory import errors_named, numbered
 from paceline.exchange.network import Network
 from paceline.schema import ExchangeSettings
 
@@ -57,7 +57,7 @@ class ByParameter(ABC):
 
     def restore(self, saved: Mapping[str, Any], parameters: Sequence[torch.Tensor]) -> None:
         """What `memory` had in a checkpoint; nothing of it where parameters have other sizes."""
-        self._errors = _of_parameters(saved, "error", [each.numel() for each in parameters])
+        self._errors = numbered(saved, "error", [each.numel() for each in parameters])
 
     def _places(self, flat: torch.Tensor, members: Members) -> Iterator[tuple[int, torch.Tensor]]:
         at = 0
@@ -69,17 +69,6 @@ class ByParameter(ABC):
         if number not in self._errors:
             self._errors[number] = torch.zeros_like(like)
         return self._errors[number]
-
-
-def _of_parameters(
-    saved: Mapping[str, Any], name: str, sizes: Sequence[int]
-) -> dict[int, torch.Tensor]:
-    found = {
-        number: saved[f"{name}-{number}"].clone()
-        for number in range(len(sizes))
-        if f"{name}-{number}" in saved
-    }
-    return found if all(len(each) == sizes[number] for number, each in found.items()) else {}
 
 
 class Rounded(ByParameter):
@@ -131,7 +120,7 @@ class LowRank(ByParameter):
         self._began = int(saved["began"])
         sizes = [thin(each, self._rank) or (0, 0, 0) for each in parameters]
         numbers = [columns * rank for _, columns, rank in sizes]
-        self._queries = _of_parameters(saved, "queries", numbers)
+        self._queries = numbered(saved, "queries", numbers)
 
     def begin(self, flat: torch.Tensor, members: Members) -> Waitable:
         if self._began is None:
@@ -163,8 +152,6 @@ class LowRank(ByParameter):
 
 
 class _Ended:
-    """A sum that is there already."""
-
     def wait(self) -> None:
         """Nothing is left to wait for."""
 

@@ -163,8 +163,6 @@ class HookGroup:
 
 
 class _Done:
-    """A sum that has ended."""
-
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._tensors = tensors
 

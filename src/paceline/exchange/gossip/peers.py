@@ -18,13 +18,11 @@ import torch
 from paceline.errors import PacelineError, WorkerError
 from paceline.exchange.agreement import other_model, take_bytes
 from paceline.exchange.base import Beginning
-from paceline.exchange.gossip.copy import Mixture, part_of
-from paceline.exchange.membership import Roll
+from paceline.exchange.gossip.copy import Mixture, Roll, part_of
 from paceline.exchange.network import Network, Traffic
 from paceline.exchange.seed import Seed, make_seed, read_note, receive_seed, state_of
 from paceline.exchange.servers.rendezvous import Rendezvous
 from paceline.exchange.servers.staleness import Staleness
-from paceline.exchange.validation import check_finite, check_request, check_word
 from paceline.exchange.wire import (
     Answer,
     BadMessageError,
@@ -32,6 +30,9 @@ from paceline.exchange.wire import (
     ConnectionLostError,
     Kind,
     Request,
+    check_finite,
+    check_request,
+    check_word,
 )
 from paceline.local.shared import divided, memory_view
 from paceline.schema import ExchangeSettings, Plan, RankContext
@@ -349,7 +350,6 @@ class Neighbours(Network):
                 self._ask(node, Kind.DONE)
 
     def close(self) -> None:
-        """Leave the network."""
         self._leaving = True
         self._woken.set()
         end = time.monotonic() + LEAVE_SECONDS

@@ -19,14 +19,24 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paceline.exchange.servers.staleness import Staleness
-from paceline.exchange.validation import check_finite, check_word
-from paceline.exchange.wire import Answer, BadMessageError, Connection, Kind, Request
+from paceline.exchange.wire import (
+    Answer,
+    BadMessageError,
+    Connection,
+    Kind,
+    Request,
+    check_finite,
+    check_word,
+)
 from paceline.schema.plain import ONE_LINE, checked, parse_json
+
+if TYPE_CHECKING:
+    from paceline.exchange.servers.server import ShardServer
 
 _WORD = {"bytes_sent": int, "bytes_received": int, "news": [ONE_LINE], "told": [float]}
 TELL_SECONDS = 0.2
@@ -90,27 +100,15 @@ class Words:
         return report | sums | {"staleness": staleness.encoded(), "mixes": mixes}
 
 
-class Holder(Protocol):
-    """A server, as far as its copy is concerned."""
-
-    def tell_word(self) -> Word: ...
-
-    def copy_of_weights(self) -> torch.Tensor: ...
-
-    def add_to_weights(self, change: torch.Tensor) -> None: ...
-
-    def hear_stop(self, stop: int) -> None: ...
-
-
 class Copy:
     """A later group's shard, kept close to the first group's."""
 
     def __init__(
-        self, holder: Holder, link: Connection, *, every: int, base: torch.Tensor | None = None
+        self, holder: ShardServer, link: Connection, *, every: int, base: torch.Tensor
     ) -> None:
-        """`base`: the weights that both groups have begun with; the holder's if left out."""
+        """`base`: the weights that both groups have begun with."""
         self._holder, self._link, self._every = holder, link, every
-        self._base = holder.copy_of_weights() if base is None else base
+        self._base = base
         self._mixed_at = self._mixes = 0
         self._told_at = 0.0
 

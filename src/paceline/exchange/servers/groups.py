@@ -10,7 +10,6 @@ holds a whole copy of the weights in shards, and every worker group is bound to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.errors import ConfigError
@@ -54,15 +53,6 @@ def group_of(index: int, workers: int, mode: str, groups: int | None) -> int:
     )
 
 
-def server_group_of(group: int, groups: int, server_groups: int) -> int:
-    """The server group that a worker group is bound to.
-
-    >>> [server_group_of(g, 4, 2) for g in range(4)]
-    [0, 0, 1, 1]
-    """
-    return min(group, groups - 1) * server_groups // groups
-
-
 def check_groups(plan: Plan, options: ExchangeSettings) -> None:
     """Refuse numbers that do not fit the nodes at hand."""
     count, servers, workers = options.server_groups, len(plan.servers), min(plan.servers)
@@ -99,9 +89,4 @@ def server_group(node: int, workers: int, options: ExchangeSettings) -> int:
     """The server group of a worker, of one that joins too."""
     groups = worker_groups(workers, options.mode, options.groups)
     group = group_of(node, workers, options.mode, options.groups)
-    return server_group_of(group, groups, options.server_groups)
-
-
-def counterparts(groups: Sequence[ServerGroup], number: int) -> list[int]:
-    """The servers that hold the same shard as the first group's server `number`."""
-    return [group.servers[number] for group in groups[1:]]
+    return min(group, groups - 1) * options.server_groups // groups

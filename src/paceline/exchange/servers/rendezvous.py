@@ -106,7 +106,6 @@ class Rendezvous:
         return Connection(group, other, traffic, patience=patience, sealing=sealings[other])
 
     def close(self) -> None:
-        """Leave."""
         if self._group is not None:
             self._group.shutdown()
         if self._store is not None:

@@ -14,13 +14,12 @@ from paceline.exchange.agreement import other_model
 from paceline.exchange.network import Traffic
 from paceline.exchange.seed import Seed, read_note, receive_seed
 from paceline.exchange.servers.copies import Words, take_copy
-from paceline.exchange.servers.groups import ServerGroup, counterparts
+from paceline.exchange.servers.groups import ServerGroup
 from paceline.exchange.servers.members import Member, Round, must_wait
 from paceline.exchange.servers.service_time import Duty
 from paceline.exchange.servers.shard import Shard
 from paceline.exchange.servers.staleness import Staleness, rate_correction
-from paceline.exchange.validation import check_push
-from paceline.exchange.wire import Answer, BadMessageError, Connection, Kind, Request
+from paceline.exchange.wire import Answer, BadMessageError, Connection, Kind, Request, check_push
 from paceline.schema import ExchangeSettings
 
 KEPT_SUMS = 64
@@ -84,7 +83,9 @@ class RequestHandler:
         self.members = {
             node: Member(node, host, group) for node, host, group in place.group.workers
         }
-        others = counterparts(place.groups, place.number) if place.group.number == 0 else []
+        others = []
+        if place.group.number == 0:
+            others = [group.servers[place.number] for group in place.groups[1:]]
         self.copies = {node: Member(node, place.hosts[node], -1) for node in others}
         """Servers of other groups that hold the same shard, where this is the first group's."""
         self.words = Words(others)

@@ -20,14 +20,14 @@ from paceline.exchange.servers.copies import Copy, Word
 from paceline.exchange.servers.groups import group_of, server_group
 from paceline.exchange.servers.members import Member
 from paceline.exchange.servers.rendezvous import Arrival, Rendezvous
-from paceline.exchange.servers.request_handler import EndedError, RequestHandler, ServerPlace
-from paceline.exchange.validation import check_request
+from paceline.exchange.servers.request_handler import EndedError, RequestHandler
 from paceline.exchange.wire import (
     BadMessageError,
     Connection,
     ConnectionLostError,
     Kind,
     Request,
+    check_request,
 )
 
 LOOK_SECONDS = 0.2
@@ -211,7 +211,6 @@ class ShardServer(RequestHandler):
             )
 
     def copy_of_weights(self) -> torch.Tensor:
-        """The shard's weights as they are now."""
         with self._turn:
             return self.shard.copy()
 
@@ -225,6 +224,3 @@ class ShardServer(RequestHandler):
         if stop:
             with self._turn:
                 self._stop_wished, self._stop_at = True, 1
-
-
-__all__ = ["ServerPlace", "ShardServer"]

@@ -1,9 +1,9 @@
-"""How old the weights were that a gradient was computed from: counted, bounded, corrected for."""
+"""How old the weights were that a gradient was computed from: counted, and corrected for."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 
 class Staleness:
@@ -13,7 +13,6 @@ class Staleness:
         self.counts: Counter[int] = Counter()
 
     def add(self, staleness: int) -> None:
-        """Count one update."""
         self.counts[staleness] += 1
 
     def merge(self, counts: Mapping[str, int]) -> None:
@@ -46,12 +45,3 @@ def rate_correction(staleness: int) -> float:
     (1.0, 0.25)
     """
     return 1 / (1 + staleness)
-
-
-def is_ahead(clock: int, others: Iterable[int], bound: int | None) -> bool:
-    """Whether a worker that has done `clock` updates must wait for the slowest of the others.
-
-    >>> is_ahead(5, [3, 9], 2), is_ahead(6, [3, 9], 2), is_ahead(6, [], 2)
-    (False, True, False)
-    """
-    return bound is not None and clock - min(others, default=clock) > bound

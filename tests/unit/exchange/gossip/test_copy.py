@@ -7,8 +7,7 @@ import torch
 
 from paceline.errors import UnsupportedError
 from paceline.exchange import exchange_class
-from paceline.exchange.gossip.copy import Mixture, part_of
-from paceline.exchange.membership import Roll
+from paceline.exchange.gossip.copy import Mixture, Roll, part_of
 from paceline.schema import ExchangeSettings, NodePlan, Plan
 from paceline.schema.support import check_support
 

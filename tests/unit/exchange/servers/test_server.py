@@ -19,7 +19,8 @@ from paceline.exchange.network import Traffic
 from paceline.exchange.seed import make_seed
 from paceline.exchange.servers.groups import ServerGroup
 from paceline.exchange.servers.rendezvous import Rendezvous
-from paceline.exchange.servers.server import ServerPlace, ShardServer
+from paceline.exchange.servers.request_handler import ServerPlace
+from paceline.exchange.servers.server import ShardServer
 from paceline.exchange.servers.shard import Shard
 from paceline.exchange.wire import Connection, Kind, Request
 from paceline.schema import ExchangeSettings, RankContext

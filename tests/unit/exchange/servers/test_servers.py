@@ -15,6 +15,7 @@ from paceline.exchange.buckets import bounds
 from paceline.exchange.servers.copies import Copy, Word, Words, take_copy
 from paceline.exchange.servers.groups import check_groups, group_of, server_group, server_groups
 from paceline.exchange.servers.members import Member, Round, must_wait
+from paceline.exchange.servers.server import ShardServer
 from paceline.exchange.servers.shard import Shard, whole_state
 from paceline.exchange.servers.sharding import cut, shard_bounds, slices
 from paceline.exchange.servers.staleness import Staleness
@@ -217,7 +218,7 @@ def test_what_all_copies_have_done_adds_up_and_nothing_is_lost_on_the_way() -> N
 
     thread = threading.Thread(target=answer)
     thread.start()
-    copy = Copy(late, cast(Connection, here), every=2)
+    copy = Copy(cast(ShardServer, late), cast(Connection, here), every=2, base=torch.zeros(3))
     first.weights += 1
     late.weights += 10
     copy.turn(2)
