@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -298,6 +299,7 @@ class Cell:
     def run(self, expected: Mapping[str, Any]) -> Outcome:
         """The training, its fault, and how it ended."""
         outcome = Outcome(kind=self.kind, fault=self.fault)
+        shutil.rmtree(self.run_path, ignore_errors=True)  # of a try before this one
         hosts = [{"name": name, "cores": self.cores, "slots": 1} for name in HOSTS]
         spec = LabSpec.from_tables({"host": hosts, "link": {"rate": "1gbit"}})
         with Lab(spec) as lab, self.log.open("wb") as output:

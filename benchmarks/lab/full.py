@@ -44,6 +44,8 @@ class Full(Deserted):
 
     def run(self, expected: Mapping[str, Any]) -> Outcome:
         """The training and how it ended; what the run was is kept when its disk has gone."""
+        for path in (self.disk, self.kept):  # of a try before this one
+            shutil.rmtree(path, ignore_errors=True)
         self.disk.mkdir()
         with self.small_disk():
             try:

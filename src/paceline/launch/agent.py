@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.config.environment import (
     QUIET,
+    REPORT_ROOM,
     SECRET,
     agent_node,
     cache_root,
@@ -72,6 +73,8 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.child: Child | None = None
         self.board: Board | None = None
+        self.report: int | None = None
+        """Memory in which the node leaves word of a failure where the disk takes nothing."""
         self.timer = UpdateTimer()
         self.first_rank = 0
         self.ranks = 1
@@ -281,8 +284,14 @@ class Agent:
         descriptor = anonymous_memory("board")
         self.board = Board(descriptor, ranks=node.ranks, rank=0)
         variables["PACELINE_BOARD"] = str(descriptor)
+        if self.report is not None:
+            os.close(self.report)
+        self.report = anonymous_memory("report")
+        variables[REPORT_ROOM] = str(self.report)
         words = [message["program"], str(self.run.path), str(int(message["silent"]))]
-        self.start_child("train", words, variables, descriptors=(descriptor,), node=node)
+        self.start_child(
+            "train", words, variables, descriptors=(descriptor, self.report), node=node
+        )
         os.close(descriptor)
 
     def on_stop(self, message: Message) -> None:
@@ -387,6 +396,10 @@ class Agent:
         path = self.run.path / f"node-{self.node}" / "error.json"
         with contextlib.suppress(OSError, ValueError):
             return dict(checked(read_json_file(path), REPORT))
+        if self.report is not None:
+            with contextlib.suppress(OSError, ValueError):
+                data = os.pread(self.report, os.fstat(self.report).st_size, 0)
+                return dict(checked(parse_json(data), REPORT))
         return self.wordless(f"{how_it_ended(code)} {self.where()}")
 
     def wordless(self, text: str) -> dict[str, Any]:

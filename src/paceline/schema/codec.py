@@ -201,8 +201,12 @@ def write_json(path: Path, value: Any) -> None:
     """Write readable JSON so that a reader never sees half a file."""
     text = json.dumps(encode(value), indent=2, allow_nan=True) + "\n"
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(text)
-    partial.replace(path)
+    try:
+        partial.write_text(text)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def read_json(cls: type[T], path: Path) -> T:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
 from paceline.errors import ConfigError, WorkerError
-from paceline.exchange.opening import open_store, prove_members
+from paceline.exchange.opening import late_hosts, open_store, prove_members
 from paceline.exchange.servers.rendezvous import read_arrival
 from paceline.exchange.store import SecureStore, StoreRequest, StoreTable, read_order
 from paceline.exchange.wire import (
@@ -250,3 +250,11 @@ def test_waiting_is_given_up_once_it_is_hopeless() -> None:
         other.hopeless = None
         first.set("a", b"1")
         assert other.get("a") == b"1"
+
+
+def test_a_host_that_does_not_come_is_named() -> None:
+    hosts = ["a", "b", "c"]
+    assert late_hosts(RuntimeError("timed out waiting for nodes/0/1 in the store"), hosts) == "b"
+    both = "timed out waiting for nodes/0/2, nodes/0/1 in the store"
+    assert late_hosts(RuntimeError(both), hosts) == "c"
+    assert late_hosts(RuntimeError("Connection reset by peer"), hosts) == ""

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from paceline.config.environment import REPORT_ROOM, take_report
+from paceline.errors import StorageError
+from paceline.launch.agent import Agent
 from paceline.launch.control import Lost
 from paceline.launch.failures import may_pass, order
+from paceline.launch.rank import write_failure
+from paceline.run import RunDirectory
+from paceline.schema import RankContext
 from paceline.text import how_it_ended
 
 
@@ -53,3 +61,25 @@ def test_the_cause_comes_first(cause: Any, others: list[Any]) -> None:
 def test_what_a_rank_does_not_say_of_itself_may_pass(failure: Any) -> None:
     assert may_pass(failure)
     assert not may_pass(OWN)
+
+
+def test_word_of_a_failure_needs_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that leaves none is taken for lost, and its training is started again."""
+    place = tmp_path / "run"  # a file where a folder should be: nothing can be written below it
+    place.write_text("")
+    memory = os.memfd_create("report")
+    agent = Agent(cast("Any", None), 0)
+    try:
+        monkeypatch.setenv(REPORT_ROOM, str(memory))
+        assert take_report() == memory
+        assert take_report() is None  # its own children do not write there
+        agent.run, agent.report = RunDirectory(place), memory
+        assert agent.failure(1)["wordless"]
+        error = StorageError("the checkpoint of update 20 could not be written")
+        write_failure(place / "node-0", RankContext(), error, memory)
+        report = agent.failure(1)
+    finally:
+        os.close(memory)
+        agent.selector.close()
+    assert report["message"] == str(error)
+    assert not may_pass({"kind": "error", "report": report})
