@@ -24,7 +24,8 @@ from paceline.schema.checkpoint import update_of
 
 ROOM = "24m"
 """Of the small disk: some dozens of checkpoints of the sleeping model."""
-_SAID = re.compile(r"^paceline: .*the checkpoint of update \d+ could not be written to .*$", re.M)
+_SAID = re.compile(r"^paceline: .* (?:could not|cannot) be written .*$", re.M)
+"""Of a checkpoint, or of what is written between two of them."""
 _FILL = 'while :; do cat /dev/zero >> "$1" 2> /dev/null; sleep 0.02; done'
 """What others free is taken again, too."""
 

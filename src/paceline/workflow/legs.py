@@ -444,5 +444,9 @@ class LegTraining:
 def write_legs(run: RunDirectory, legs: Sequence[Leg]) -> None:
     """legs.jsonl, whole: a reader never sees half of it."""
     partial = run.path / ".legs.jsonl.partial"
-    partial.write_text("".join(json.dumps(encode(leg)) + "\n" for leg in merged(legs)))
-    partial.replace(run.legs)
+    try:
+        partial.write_text("".join(json.dumps(encode(leg)) + "\n" for leg in merged(legs)))
+        partial.replace(run.legs)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
