@@ -199,22 +199,18 @@ def run_cells(
     own = {"launcher": Deserted, "disk full": Full, "node's disk full": NodesFull}
     kept = read_json(Kept, out).outcomes if out is not None and out.exists() else ()
     known = {(each.kind, each.fault): each for each in kept}
-    outcomes = []
+    left = [cell for cell in cells if cell not in known or not known[cell].survived]
     with tempfile.TemporaryDirectory(prefix="paceline-faults-") as scratch:
         folder = keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        expected = trained_alone(folder, SETTINGS)
-        for kind, fault in cells:
-            if (kind, fault) in known and known[kind, fault].survived:
-                outcomes.append(known[kind, fault])
-                continue
+        expected = trained_alone(folder, SETTINGS) if left else {}
+        for kind, fault in left:
             outcome = own.get(fault, Cell)(folder, kind, fault).run(expected)
             say(f"{kind} / {fault}: {sentence(outcome)}")
-            outcomes.append(outcome)
             known[kind, fault] = outcome
             if out is not None:
                 write_json(out, Kept(outcomes=tuple(known.values())))
-    return outcomes
+    return [known[cell] for cell in cells]
 
 
 def sentence(outcome: Outcome) -> str:
