@@ -23,7 +23,7 @@ from paceline.schema.events import Span, decode_line
 
 TIMED = 5
 """Updates before the kill that tell what one takes."""
-_CONTINUING = re.compile(r"continuing \S+ from update (\d+)")
+_CONTINUING = re.compile(r"(?:continuing \S+ from update|is finished after) (\d+)")
 
 
 class Deserted(Cell):

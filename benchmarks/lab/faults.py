@@ -127,6 +127,7 @@ FAULTS: dict[str, Callable[[Lab], None]] = {
     "launcher": _kill("paceline.cli", HOSTS[0]),
     "disk full": _of_its_cell,
     "node's disk full": _of_its_cell,
+    "launcher's disk full": _of_its_cell,
 }
 """By name: kill -9 of a rank or an agent, a host without power, its link cut, and so on."""
 
@@ -194,9 +195,14 @@ def run_cells(
     A cell that survived, as the results in `out` tell, is not run again.
     """
     from benchmarks.lab.deserted import Deserted
-    from benchmarks.lab.full import Full, NodesFull
+    from benchmarks.lab.full import Full, LaunchersFull, NodesFull
 
-    own = {"launcher": Deserted, "disk full": Full, "node's disk full": NodesFull}
+    own = {
+        "launcher": Deserted,
+        "disk full": Full,
+        "node's disk full": NodesFull,
+        "launcher's disk full": LaunchersFull,
+    }
     kept = read_json(Kept, out).outcomes if out is not None and out.exists() else ()
     known = {(each.kind, each.fault): each for each in kept}
     left = [cell for cell in cells if cell not in known or not known[cell].survived]

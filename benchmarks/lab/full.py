@@ -2,6 +2,7 @@
 
 Two disks can: that of the run, where the launcher and the first node see the same files, and that
 of a first node which sees no file of the launcher's and keeps what it writes until it is brought.
+There, that of the launcher alone costs a warning, and the run fails at its end: nothing is lost.
 Once there is room again, `--resume` goes on from the newest checkpoint that was written.
 """
 
@@ -24,8 +25,16 @@ from paceline.schema.checkpoint import update_of
 
 ROOM = "24m"
 """Of the small disk: some dozens of checkpoints of the sleeping model."""
-_SAID = re.compile(r"^paceline: .* (?:could not|cannot) be written .*$", re.M)
+_SAID = re.compile(
+    r"^paceline: .* (?:could not|cannot) be written .*No space left on device.*$", re.M
+)
 """Of a checkpoint, or of what is written between two of them."""
+_NOT_BROUGHT = re.compile(
+    r"warning: what a host brings cannot be kept here: No space left on device.*"
+    r"^paceline: training ended, but what host b wrote could not all be brought to .*: free some"
+    r" room there$",
+    re.M | re.S,
+)
 _FILL = 'while :; do cat /dev/zero >> "$1" 2> /dev/null; sleep 0.02; done'
 """What others free is taken again, too."""
 
@@ -35,6 +44,7 @@ class Full(Deserted):
 
     host = HOSTS[0]
     """Whose disk it is."""
+    said = _SAID
 
     def __init__(self, folder: Path, kind: str, fault: str) -> None:
         super().__init__(folder, kind, fault)
@@ -89,11 +99,10 @@ class Full(Deserted):
             return
         outcome.ended_seconds = self.ended_after
         text = self.log.read_text(errors="replace")
-        said = _SAID.findall(text)
         outcome.left = tuple(self.left(lab))
         saved = self.newest(lab)
         outcome.note = f"ended with {ended} {self.ended_after:.1f} s after it"
-        if ended != 1 or len(said) != 1 or "No space left on device" not in said[0]:
+        if ended != 1 or len(self.said.findall(text)) != 1:
             outcome.note += ", WITHOUT THE SENTENCE"
         elif "Traceback" in text or "; starting again from update" in text:
             outcome.note += ", with more than a sentence"
@@ -128,6 +137,14 @@ class NodesFull(Full):
     def newest(self, lab: Lab) -> int:
         """Also what the first node has not brought yet."""
         script = f"ls -d {self.cache}/runs/*/checkpoints/step-*"
-        found = lab.run(["sh", "-c", script], on=self.host, capture_output=True).stdout.split()
+        found = lab.run(["sh", "-c", script], on=HOSTS[1], capture_output=True).stdout.split()
         updates = [update_of(Path(path.decode())) for path in found]
         return max([*updates, super().newest(lab)])
+
+
+class LaunchersFull(NodesFull):
+    """The launcher's disk fills up; the node that writes keeps all until it can be brought."""
+
+    host = HOSTS[0]
+    said = _NOT_BROUGHT
+    small_disk = Full.small_disk
