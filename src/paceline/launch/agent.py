@@ -376,7 +376,7 @@ class Agent:
         elif code in (0, 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP):
             self.carrier.end(lambda: self.channel.send("end", code=code))
         else:
-            self.channel.send("error", report=self.failure(code))
+            self.tell_failure(code)
             self.carrier.end()
 
     def tell_answer(self, child: Child, code: int) -> None:
@@ -390,6 +390,11 @@ class Agent:
             words = printable(child.last_words().removeprefix("paceline: "))
             report |= {"kind": "StrategyError", "expected": True}
             self.channel.send("error", report=report | ({"message": words} if words else {}))
+
+    def tell_failure(self, code: int) -> None:
+        """Say how the child failed, and where it was then: what is done again is counted by it."""
+        self.channel.send("beat", ranks=self.places())
+        self.channel.send("error", report=self.failure(code))
 
     def failure(self, code: int) -> dict[str, Any]:
         """What the child has left word of, or how it ended without one."""
@@ -420,7 +425,7 @@ class Agent:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = child.process.wait(timeout=_LAST_LOOK_SECONDS)
                 if code:
-                    self.channel.send("error", report=self.failure(code))
+                    self.tell_failure(code)
                     return
         name = signal.Signals(number).name
         report = self.wordless(f"was told to end ({name} to its agent) {self.where()}")

@@ -14,6 +14,7 @@ from paceline.launch.agent import Agent
 from paceline.launch.control import Lost
 from paceline.launch.failures import may_pass, order
 from paceline.launch.rank import write_failure
+from paceline.local.board import own_board
 from paceline.run import RunDirectory
 from paceline.schema import RankContext
 from paceline.text import how_it_ended
@@ -83,3 +84,24 @@ def test_word_of_a_failure_needs_no_disk(tmp_path: Path, monkeypatch: pytest.Mon
         agent.selector.close()
     assert report["message"] == str(error)
     assert not may_pass({"kind": "error", "report": report})
+
+
+def test_where_a_rank_was_is_said_before_that_it_failed() -> None:
+    """Heartbeats are half a second old: what is done again would be counted by them."""
+    sent: list[tuple[str, dict[str, Any]]] = []
+
+    class Heard:
+        def send(self, kind: str, **fields: Any) -> None:
+            sent.append((kind, fields))
+
+    agent = Agent(cast("Any", Heard()), 0)
+    agent.selector.close()
+    agent.board = own_board(60.0)
+    try:
+        agent.board.enter("update", 13)
+        agent.tell_failure(-9)
+    finally:
+        agent.board.close()
+    assert [kind for kind, _ in sent] == ["beat", "error"]
+    assert sent[0][1]["ranks"][0]["update"] == 13
+    assert "update 13" in sent[1][1]["report"]["message"]
