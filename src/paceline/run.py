@@ -225,8 +225,12 @@ def _has_files(path: Path) -> bool:
 def write_whole(file: Path, text: str) -> None:
     """Write a file that is there as a whole or not at all."""
     partial = file.with_name(f".{file.name}.partial")
-    partial.write_text(text)
-    partial.replace(file)
+    try:
+        partial.write_text(text)
+        partial.replace(file)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def flush(path: Path) -> None:
