@@ -192,9 +192,12 @@ def predict(
     help="Only these cells: mpi/rank, mpi or /rank; repeatable.",
 )
 @click.option("--keep", type=click.Path(path_type=Path), help="Keep the runs and logs there.")
+@click.option("--out", type=click.Path(path_type=Path), help="Keep results; go on from there.")
 @click.option("--list", "as_list", is_flag=True, help="Only name the exchanges and faults.")
 @click.option("--json", "as_json", is_flag=True, help="Print for programs.")
-def faults(only: tuple[str, ...], keep: Path | None, as_list: bool, as_json: bool) -> None:
+def faults(
+    only: tuple[str, ...], keep: Path | None, out: Path | None, as_list: bool, as_json: bool
+) -> None:
     """Trainings on four hosts, each with a fault: what is lost, and whether the weights are exact.
 
     Seconds until training goes on, updates that are repeated, exit code, weights beside those of
@@ -208,7 +211,7 @@ def faults(only: tuple[str, ...], keep: Path | None, as_list: bool, as_json: boo
     if as_list:
         click.echo(f"exchanges: {', '.join(KINDS)}\nfaults: {', '.join(FAULTS)}")
         return
-    outcomes = run_cells(chosen(only), lambda text: click.echo(text, err=True), keep)
+    outcomes = run_cells(chosen(only), lambda text: click.echo(text, err=True), keep, out)
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(each) for each in outcomes], indent=2))
     else:

@@ -23,7 +23,7 @@ from paceline.schema.events import Span, decode_line
 
 TIMED = 5
 """Updates before the kill that tell what one takes."""
-_CONTINUING = re.compile(r"continuing \S+ from update (\d+)")
+_CONTINUING = re.compile(r"(?:continuing \S+ from update|is finished after) (\d+)")
 
 
 class Deserted(Cell):
@@ -41,7 +41,7 @@ class Deserted(Cell):
             time.sleep(LOOK_SECONDS)
         else:
             return
-        outcome.left = self.left(lab)
+        outcome.left = tuple(self.left(lab))
         done, saved = self._done(), newest_here(self.run_path)
         reached = max(done, default=0)
         outcome.repeated = max(0, reached - saved)
@@ -51,7 +51,7 @@ class Deserted(Cell):
         if outcome.ended_seconds > stated:
             outcome.note += f": later than the {stated:.1f} s that are stated"
             return
-        outcome.code = self._go_on(lab, saved)
+        outcome.code = self.go_on(lab, saved)
 
     def _done(self) -> dict[int, float]:
         """When (time.time()) any rank was first through with each update, as they recorded it."""
@@ -70,9 +70,9 @@ class Deserted(Cell):
         update = (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else 0.0
         return SAVE_SECONDS + STOP_UPDATES * update + END_SECONDS
 
-    def _go_on(self, lab: Lab, saved: int) -> int | None:
+    def go_on(self, lab: Lab, saved: int) -> int | None:
         """What `--resume` ends with; None where it does not end, or goes on from elsewhere."""
-        words = ["train", "--resume", "--run", str(self.run_path), "--hosts", "lab", "-v"]
+        words = ["train", "--resume", "--run", str(self.run_path), "--hosts", self.hosts, "-v"]
         log = self.log.with_suffix(".resume.log")
         with log.open("wb") as output:
             process = lab.start(
@@ -97,4 +97,4 @@ class Deserted(Cell):
         left, repeated, note = outcome.left, outcome.repeated, outcome.note
         super().judge(lab, outcome, expected)
         outcome.seconds, outcome.repeated, outcome.note = outcome.ended_seconds, repeated, note
-        outcome.left = list(dict.fromkeys([*left, *outcome.left]))
+        outcome.left = tuple(dict.fromkeys([*left, *outcome.left]))

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -18,13 +19,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError, PacelineError, unknown_name
 from paceline.lab import Lab, LabSpec
 from paceline.lab.process import LabProcess
+from paceline.schema import read_json, write_json
 
 HOSTS = ("a", "b", "c", "d")
 VICTIM = "c"
@@ -105,6 +107,10 @@ def _for(seconds: float, begin: str, end: str) -> Callable[[Lab], None]:
     return act
 
 
+def _of_its_cell(lab: Lab) -> None:
+    raise NotImplementedError("a cell of its own makes it happen")
+
+
 _RANK = "paceline.workflow.hosts_member paceline.launch.member"
 FAULTS: dict[str, Callable[[Lab], None]] = {
     "rank": _kill(_RANK),
@@ -119,6 +125,9 @@ FAULTS: dict[str, Callable[[Lab], None]] = {
     "first agent": _kill("paceline.launch.agent", HOSTS[0]),
     "own link": lambda lab: lab.cut(HOSTS[0]),
     "launcher": _kill("paceline.cli", HOSTS[0]),
+    "disk full": _of_its_cell,
+    "node's disk full": _of_its_cell,
+    "launcher's disk full": _of_its_cell,
 }
 """By name: kill -9 of a rank or an agent, a host without power, its link cut, and so on."""
 
@@ -137,8 +146,8 @@ class Outcome:
     """Exit code; None: it did not end by itself."""
     equal: bool | None = None
     """Whether its weights are those of one process; None: they need not be, or there are none."""
-    orphans: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
+    orphans: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
     """Files."""
     ended_seconds: float | None = None
     """Where the launcher was killed: until nothing of the training ran any more."""
@@ -152,6 +161,13 @@ class Outcome:
         """It ended well after the fault, and left nothing."""
         well = self.is_hit and self.code == 0 and self.equal is not False
         return well and not self.orphans and not self.left
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What a file of results holds."""
+
+    outcomes: tuple[Outcome, ...] = ()
 
 
 def chosen(only: Sequence[str]) -> list[tuple[str, str]]:
@@ -169,22 +185,38 @@ def chosen(only: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def run_cells(
-    cells: Sequence[tuple[str, str]], say: Callable[[str], None], keep: Path | None = None
+    cells: Sequence[tuple[str, str]],
+    say: Callable[[str], None],
+    keep: Path | None = None,
+    out: Path | None = None,
 ) -> list[Outcome]:
-    """Every cell in a lab of its own; the runs stay below `keep` where that is given."""
-    from benchmarks.lab.deserted import Deserted
+    """Every cell in a lab of its own; the runs stay below `keep` where that is given.
 
-    outcomes = []
+    A cell that survived, as the results in `out` tell, is not run again.
+    """
+    from benchmarks.lab.deserted import Deserted
+    from benchmarks.lab.full import Full, LaunchersFull, NodesFull
+
+    own = {
+        "launcher": Deserted,
+        "disk full": Full,
+        "node's disk full": NodesFull,
+        "launcher's disk full": LaunchersFull,
+    }
+    kept = read_json(Kept, out).outcomes if out is not None and out.exists() else ()
+    known = {(each.kind, each.fault): each for each in kept}
+    left = [cell for cell in cells if cell not in known or not known[cell].survived]
     with tempfile.TemporaryDirectory(prefix="paceline-faults-") as scratch:
         folder = keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        expected = trained_alone(folder, SETTINGS)
-        for kind, fault in cells:
-            cell = Deserted if fault == "launcher" else Cell
-            outcome = cell(folder, kind, fault).run(expected)
+        expected = trained_alone(folder, SETTINGS) if left else {}
+        for kind, fault in left:
+            outcome = own.get(fault, Cell)(folder, kind, fault).run(expected)
             say(f"{kind} / {fault}: {sentence(outcome)}")
-            outcomes.append(outcome)
-    return outcomes
+            known[kind, fault] = outcome
+            if out is not None:
+                write_json(out, Kept(outcomes=tuple(known.values())))
+    return [known[cell] for cell in cells]
 
 
 def sentence(outcome: Outcome) -> str:
@@ -245,9 +277,10 @@ class Cell:
         self.kind, self.how = kind, KINDS[kind]
         self.fault = fault
         self.settings: Mapping[str, object] = {**SETTINGS, **self.how.settings}
-        name = f"{kind}-{fault}".replace(" ", "-")
+        name = f"{kind}-{fault}".replace(" ", "-").replace("'", "")
         self.run_path, self.log = folder / name, folder / f"{name}.log"
         self.cache = folder / "cache"
+        self.hosts = "lab"
         self.epochs: list[float] = []
         """When each epoch's end was first seen."""
         self.before = 0
@@ -255,6 +288,11 @@ class Cell:
         self.broken_at = self.broken_time = 0.0
         """... which was then: time.monotonic(), time.time()."""
         self.is_over = False
+        self.ended_after = 0.0
+        """Seconds from the fault to the command's end."""
+
+    def prepare(self, lab: Lab) -> None:
+        """What is done before the training starts."""
 
     def act(self, lab: Lab) -> None:
         """The fault itself, which may take its time."""
@@ -263,11 +301,13 @@ class Cell:
     def run(self, expected: Mapping[str, Any]) -> Outcome:
         """The training, its fault, and how it ended."""
         outcome = Outcome(kind=self.kind, fault=self.fault)
+        shutil.rmtree(self.run_path, ignore_errors=True)  # of a try before this one
         hosts = [{"name": name, "cores": self.cores, "slots": 1} for name in HOSTS]
         spec = LabSpec.from_tables({"host": hosts, "link": {"rate": "1gbit"}})
         with Lab(spec) as lab, self.log.open("wb") as output:
             # What cells before have taught must not keep hosts out of this one.
-            words = ["--hosts", "lab", "--engine", self.how.engine, "-v", "--again"]
+            self.prepare(lab)
+            words = ["--hosts", self.hosts, "--engine", self.how.engine, "-v", "--again"]
             command = [*train_command(self.run_path, self.settings), *words]
             process = lab.start(
                 command,
@@ -277,10 +317,11 @@ class Cell:
                 env={"PACELINE_CACHE": str(self.cache)},
             )
             try:
-                self._await(process, self._all_train, READY_SECONDS, "all hosts trained")
+                self._await(process, self.is_ready, READY_SECONDS, "all hosts trained")
                 outcome.is_hit = True
                 with self._broken(lab):
                     self.await_end(process)
+                    self.ended_after = time.monotonic() - self.broken_at
             except TimeoutError as error:
                 outcome.note = str(error)
             outcome.code = process.poll()
@@ -312,7 +353,8 @@ class Cell:
             self.is_over = True
             thread.join()
 
-    def _all_train(self) -> bool:
+    def is_ready(self) -> bool:
+        """Whether all hosts train."""
         if not self.how.legs:
             return len(self.epochs) >= 3
         with contextlib.suppress(OSError):
@@ -365,8 +407,8 @@ class Cell:
         lines = [line for line in text.splitlines() if line.strip()]
         told = [line for line in lines if "host " in line and " in " in line]
         outcome.note = outcome.note or (told or lines or [""])[-1][:200]
-        outcome.orphans = self._orphans(lab)
-        outcome.left = self.left(lab)
+        outcome.orphans = tuple(self._orphans(lab))
+        outcome.left = tuple(self.left(lab))
 
     def _orphans(self, lab: Lab) -> list[str]:
         end = time.monotonic() + TIDY_SECONDS

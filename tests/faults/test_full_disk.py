@@ -121,6 +121,37 @@ def test_ranks_on_a_full_disk(small_disk: Path, tmp_path: Path, start_cli: Start
     check_old_checkpoint(subject)
 
 
+@pytest.mark.slow
+@pytest.mark.world_size(2)
+def test_nodes_on_a_full_disk(
+    small_disk: Path, tmp_path: Path, start_cli: StartCli, call_cli: RunCli
+) -> None:
+    """What the disk does not take is no loss of a host: it would be started again, three times."""
+    hosts = ["--hosts", "localhost:2", "--engine", "ssh"]
+    subject = PacedTraining(small_disk / "run", pace=0.05, folder=tmp_path)
+    process = start_cli(*subject.begin, *hosts, cwd=tmp_path)
+    subject.wait_for_checkpoint(process)
+    filler = small_disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 512)
+    output, error = process.communicate(timeout=600)
+    told = output + error
+    assert process.returncode == 1, told
+    said = [line for line in told.splitlines() if "could not be written" in line]
+    assert len(said) == 1, told
+    assert said[0].startswith("paceline: rank 0 on host localhost: the checkpoint of update ")
+    assert "No space left on device" in said[0]
+    assert "Traceback" not in told
+    assert "starting again" not in told
+    check_old_checkpoint(subject)
+    filler.unlink()
+    subject.set_pace(None)
+    done = call_cli(*subject.resume, *hosts)
+    assert done.returncode == 0, done.stderr
+    assert [line["epoch"] for line in subject.lines()] == [1, 2, 3, 4]
+
+
 def test_a_disk_that_may_only_be_read(small_disk: Path, call_cli: RunCli) -> None:
     subject = PacedTraining(small_disk / "run", train__epochs=1)
     assert call_cli(*subject.begin).returncode == 0

@@ -303,6 +303,16 @@ def handed_board(environment: Mapping[str, str] = os.environ) -> int | None:
     return int(value) if value.isdecimal() else None
 
 
+REPORT_ROOM = "PACELINE_REPORT"
+"""By which an agent tells its node where to leave word of a failure that no disk takes."""
+
+
+def take_report() -> int | None:
+    """Descriptor of that memory, which children of this process do not have."""
+    value = os.environ.pop(REPORT_ROOM, "")
+    return int(value) if value.isdecimal() else None
+
+
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Torch warns of hosts without a name, and that all parameters were used; what fails raises."""
 

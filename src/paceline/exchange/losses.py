@@ -61,10 +61,15 @@ def patience_file(run: Path) -> Path:
 
 
 def leave_patience(run: Path, seconds: Mapping[int, float]) -> None:
-    """Say how many seconds without a word each node is worth waiting for."""
+    """Say how many seconds without a word each node is worth waiting for.
+
+    What a full disk does not take is advice alone: hosts are waited for as long as before.
+    """
     path = patience_file(run)
-    path.parent.mkdir(exist_ok=True)
-    write_whole(path, json.dumps({str(node): round(value, 3) for node, value in seconds.items()}))
+    text = json.dumps({str(node): round(value, 3) for node, value in seconds.items()})
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(exist_ok=True)
+        write_whole(path, text)
 
 
 class Patience:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from paceline.errors import ConfigError, WorkerError
+from paceline.errors import ConfigError, DeadlineError, WorkerError
 from paceline.exchange.network import Network
 from paceline.exchange.store import SecureStore
 from paceline.schema import RankContext
@@ -19,6 +20,8 @@ from paceline.secure.sealing import MAGIC, NONCE_BYTES, PROOF_BYTES, Sealing, Un
 
 _TAG = 1902
 """Messages of the proof; other messages between nodes have other numbers."""
+_LATE = re.compile(r"timed out waiting for nodes/\S*?(\d+)(?:,.*)? in the store")
+"""The last part of the name that Gloo asks for is the number of a member."""
 _STEPS = (len(MAGIC) + NONCE_BYTES,) * 2 + (PROOF_BYTES,) * 2
 
 
@@ -73,8 +76,22 @@ def open_network(context: RankContext, hosts: Sequence[str], *, deadline: float)
         )
     timeout = datetime.timedelta(seconds=deadline)
     store = open_store(context, deadline=deadline)
-    group, _ = gloo_group("nodes", store, context, timeout)
+    try:
+        group, _ = gloo_group("nodes", store, context, timeout)
+    except RuntimeError as error:
+        if missing := late_hosts(error, hosts):
+            raise DeadlineError(
+                f"{missing} did not come within the {deadline:.0f} s of train.deadline after"
+                f" {hosts[context.node]}: its process is slow to start, or hangs"
+            ) from None
+        raise
     return Network(group, hosts, backend=context.backend, store=store)
+
+
+def late_hosts(error: RuntimeError, hosts: Sequence[str]) -> str:
+    """Whom a store has waited for in vain; nobody where the error says something else."""
+    found = _LATE.match(str(error))
+    return hosts[int(found[1])] if found and int(found[1]) < len(hosts) else ""
 
 
 def open_late(context: RankContext, hosts: Sequence[str], *, deadline: float) -> Network:

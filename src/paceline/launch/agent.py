@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.config.environment import (
     QUIET,
+    REPORT_ROOM,
     SECRET,
     agent_node,
     cache_root,
@@ -72,6 +73,8 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.child: Child | None = None
         self.board: Board | None = None
+        self.report: int | None = None
+        """Memory in which the node leaves word of a failure where the disk takes nothing."""
         self.timer = UpdateTimer()
         self.first_rank = 0
         self.ranks = 1
@@ -282,8 +285,14 @@ class Agent:
         descriptor = anonymous_memory("board")
         self.board = Board(descriptor, ranks=node.ranks, rank=0)
         variables["PACELINE_BOARD"] = str(descriptor)
+        if self.report is not None:
+            os.close(self.report)
+        self.report = anonymous_memory("report")
+        variables[REPORT_ROOM] = str(self.report)
         words = [message["program"], str(self.run.path), str(int(message["silent"]))]
-        self.start_child("train", words, variables, descriptors=(descriptor,), node=node)
+        self.start_child(
+            "train", words, variables, descriptors=(descriptor, self.report), node=node
+        )
         os.close(descriptor)
 
     def on_stop(self, message: Message) -> None:
@@ -368,7 +377,7 @@ class Agent:
         elif code in (0, 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP):
             self.carrier.end(lambda: self.channel.send("end", code=code))
         else:
-            self.channel.send("error", report=self.failure(code))
+            self.tell_failure(code)
             self.carrier.end()
 
     def tell_answer(self, child: Child, code: int) -> None:
@@ -383,11 +392,20 @@ class Agent:
             report |= {"kind": "StrategyError", "expected": True}
             self.channel.send("error", report=report | ({"message": words} if words else {}))
 
+    def tell_failure(self, code: int) -> None:
+        """Say how the child failed, and where it was then: what is done again is counted by it."""
+        self.channel.send("beat", ranks=self.places())
+        self.channel.send("error", report=self.failure(code))
+
     def failure(self, code: int) -> dict[str, Any]:
         """What the child has left word of, or how it ended without one."""
         path = self.run.path / f"node-{self.node}" / "error.json"
         with contextlib.suppress(OSError, ValueError):
             return dict(checked(read_json_file(path), REPORT))
+        if self.report is not None:
+            with contextlib.suppress(OSError, ValueError):
+                data = os.pread(self.report, os.fstat(self.report).st_size, 0)
+                return dict(checked(parse_json(data), REPORT))
         return self.wordless(f"{how_it_ended(code)} {self.where()}")
 
     def wordless(self, text: str) -> dict[str, Any]:
@@ -408,7 +426,7 @@ class Agent:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = child.process.wait(timeout=_LAST_LOOK_SECONDS)
                 if code:
-                    self.channel.send("error", report=self.failure(code))
+                    self.tell_failure(code)
                     return
         name = signal.Signals(number).name
         report = self.wordless(f"was told to end ({name} to its agent) {self.where()}")

@@ -73,7 +73,9 @@ class Receiving:
         try:
             self.write(message)
         except (OSError, ValueError) as error:
-            words = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else error
+            words: object = error
+            if isinstance(error, OSError):  # of a file that is open it says no name
+                words = f"{error.strerror}: {error.filename or self.run}"
             why = shortened(str(words))
             if why != self._complained:
                 self._complained = why

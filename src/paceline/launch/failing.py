@@ -41,6 +41,8 @@ class Failing:
     """How and when nodes were lost that the exchange survives, as long as they are not back."""
     unheard: set[str]
     """Hosts that were silent when the session failed: there is no use in asking them again."""
+    said_cut_off = False
+    """That no other host is heard any more was said."""
 
     def fail(self) -> None:
         """Raise the cause: what a rank says of itself, then a lost host, then what others say."""
@@ -109,6 +111,14 @@ class Failing:
         nodes = [place.node for place in places if place.node in self.control.connected]
         alone = len({place.host.name for place in places}) > 1
         return nodes if alone and nodes and all(map(self.control.quiet, nodes)) else []
+
+    def say_loss(self, lost: Lost) -> None:
+        """Of a node that the others can do without: a line, or one for all where we are cut off."""
+        if lost.silent_seconds is None or not self.cut_off():
+            self.order.say(f"{self.lost_sentence(lost)}; the others go on")
+        elif not self.said_cut_off:  # whether anything goes on here, what else is lost will tell
+            self.said_cut_off = True
+            self.order.say(self.lost_sentence(lost))
 
     def lost_sentence(self, lost: Lost) -> str:
         if lost.silent_seconds is not None and (nodes := self.cut_off()):

@@ -13,7 +13,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from paceline.config.environment import agent_process, handed_board, rank_context
+from paceline.config.environment import (
+    agent_process,
+    handed_board,
+    rank_context,
+    take_report,
+)
 from paceline.launch.child import STACK_SIGNAL
 from paceline.launch.rank import die_with_parent, leave, write_failure
 from paceline.run import RunDirectory
@@ -36,13 +41,14 @@ def main(run_path: str, silent: str, work: Callable[..., int] | None = None) -> 
     # Until training takes them over there is nothing to save.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
-    run, context = RunDirectory(Path(run_path)), rank_context()
+    run, context, memory = RunDirectory(Path(run_path)), rank_context(), take_report()
     try:
         from paceline.launch.node import run_node
 
-        return (work or run_node)(run, context, silent=silent == "1", watch=_show_agent)
+        with run.explained():
+            return (work or run_node)(run, context, silent=silent == "1", watch=_show_agent)
     except BaseException as error:
-        write_failure(run.path / f"node-{context.node}", context, error)
+        write_failure(run.path / f"node-{context.node}", context, error, memory)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)  # a collective that still waits must not keep this process

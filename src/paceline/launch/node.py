@@ -77,7 +77,7 @@ def run_node(
             Rank(config=config, plan=plan, run=run, context=context, board=board, silent=silent)
         )
     except BaseException as error:
-        record_failure(run, context, error)
+        record_failure(run, context, error, is_passed_on=True)
         raise
     finally:
         board.close()

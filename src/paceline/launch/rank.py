@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import ctypes
 import dataclasses
+import json
 import os
 import signal
 import sys
@@ -18,7 +19,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from paceline.config import load_config
 from paceline.config.environment import rank_context, shared_memory
@@ -43,14 +44,30 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def record_failure(run: RunDirectory, context: RankContext, error: BaseException) -> None:
-    """Leave word for the launcher: what failed, when, and where in the code."""
-    write_failure(run.rank(context.rank), context, error)
+def record_failure(
+    run: RunDirectory, context: RankContext, error: BaseException, *, is_passed_on: bool = False
+) -> None:
+    """Leave word for the launcher: what failed, when, and where in the code.
+
+    `is_passed_on`: this process says it once more, and best of all.
+    """
+    report = failure_report(context, error)
+    if not leave_report(run.rank(context.rank), report) and not is_passed_on:
+        _say(report)
 
 
-def write_failure(folder: Path, context: RankContext, error: BaseException) -> None:
+def write_failure(
+    folder: Path, context: RankContext, error: BaseException, memory: int | None = None
+) -> None:
     """Write error.json, as launchers read it; where no room is left for it, say it at least."""
-    report = {
+    report = failure_report(context, error)
+    if not leave_report(folder, report, memory):
+        _say(report)
+
+
+def failure_report(context: RankContext, error: BaseException) -> dict[str, Any]:
+    """What launchers read of a rank that failed."""
+    return {
         "time": time.time(),
         "rank": context.rank,
         "kind": type(error).__name__,
@@ -58,12 +75,26 @@ def write_failure(folder: Path, context: RankContext, error: BaseException) -> N
         "expected": isinstance(error, PacelineError),
         "traceback": printable("".join(traceback.format_exception(error))),
     }
+
+
+def leave_report(folder: Path, report: dict[str, Any], memory: int | None = None) -> bool:
+    """Whether word of a failure could be left: in a file, or in memory where a disk is full.
+
+    Without it a failure looks like a loss, after which trainings are started again.
+    """
     try:
         folder.mkdir(exist_ok=True)
         write_json(folder / "error.json", report)
     except OSError:
-        told = str(error) if report["expected"] else report["traceback"]
-        print(f"rank {context.rank}: {told}", file=sys.stderr, flush=True)
+        if memory is None:
+            return False
+        os.pwrite(memory, json.dumps(report).encode(), 0)
+    return True
+
+
+def _say(report: dict[str, Any]) -> None:
+    told = report["message"] if report["expected"] else report["traceback"]
+    print(f"rank {report['rank']}: {told}", file=sys.stderr, flush=True)
 
 
 def main(run_path: str, objects: str = "") -> int:

@@ -343,7 +343,7 @@ class Session(Failing):
                 self.gone.add(each.node)
                 if self.joining is not None:
                     self.joining.tell_of_loss(each.node)
-                self.order.say(f"{self.lost_sentence(each)}; the others go on")
+                self.say_loss(each)
         self.failures += [(each.node, each) for each in lost if each.node not in self.spare]
         kept = []
         for node, message in messages:

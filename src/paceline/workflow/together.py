@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline import errors
-from paceline.errors import DeadlineError, LostError, PacelineError, WorkerError
+from paceline.errors import DeadlineError, LostError, PacelineError, StorageError, WorkerError
 from paceline.schema import Plan, encode
 from paceline.training.handover import Handover
 from paceline.training.loop import Outcome, Trainer
@@ -170,6 +170,8 @@ class Together:
             self._is_open = False
             # Whoever waits for this node hears that it has left.
             self._node.abandon(self.number)
+            if isinstance(error, StorageError):
+                raise  # the training ends: over MPI the others would be waited for in vain
         answers, lost = self._answers(others)
         if lost and not (failure is None and do in ("hand_over", "finish", "leave")):
             self._give_up()

@@ -14,10 +14,11 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from ports import free_port
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
-from paceline.errors import ConfigError, WorkerError
-from paceline.exchange.opening import open_store, prove_members
+from paceline.errors import ConfigError, DeadlineError, WorkerError
+from paceline.exchange.opening import late_hosts, open_network, open_store, prove_members
 from paceline.exchange.servers.rendezvous import read_arrival
 from paceline.exchange.store import SecureStore, StoreRequest, StoreTable, read_order
 from paceline.exchange.wire import (
@@ -249,3 +250,17 @@ def test_waiting_is_given_up_once_it_is_hopeless() -> None:
         other.hopeless = None
         first.set("a", b"1")
         assert other.get("a") == b"1"
+
+
+def test_a_host_that_does_not_come_is_named() -> None:
+    hosts = ["a", "b", "c"]
+    assert late_hosts(RuntimeError("timed out waiting for nodes/0/1 in the store"), hosts) == "b"
+    both = "timed out waiting for nodes/0/2, nodes/0/1 in the store"
+    assert late_hosts(RuntimeError(both), hosts) == "c"
+    assert late_hosts(RuntimeError("Connection reset by peer"), hosts) == ""
+
+
+def test_the_first_node_says_who_did_not_come() -> None:
+    context = RankContext(node=0, nodes=2, port=free_port(), secret=SECRET)
+    with pytest.raises(DeadlineError, match=r"b did not come within the 1 s of train\.deadline"):
+        open_network(context, ["a", "b"], deadline=1.0)

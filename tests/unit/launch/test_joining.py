@@ -12,7 +12,7 @@ from attending import attended, wait_for
 
 from paceline.config.hosts import find_hosts
 from paceline.errors import ConfigError, RunDirectoryError
-from paceline.exchange.losses import Losses, leave_word
+from paceline.exchange.losses import Losses, Patience, leave_patience, leave_word
 from paceline.launch.channel import connect
 from paceline.launch.joining import DOOR, ask_to_join, one_host
 from paceline.schema.hosts import Host
@@ -93,3 +93,10 @@ def test_every_loss_is_heard_of_once(tmp_path: Path) -> None:
     leave_word(tmp_path, 4, 2)
     leave_word(tmp_path, 4, 3)
     assert losses.fresh() == [2, 3]
+
+
+def test_a_full_disk_takes_no_advice_on_patience_and_ends_nothing(tmp_path: Path) -> None:
+    place = tmp_path / "run"  # a file where a folder should be: nothing can be written below it
+    place.write_text("")
+    leave_patience(place, {1: 5.0})
+    assert Patience(place).fresh() is None

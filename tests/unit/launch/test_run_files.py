@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from paceline.launch.carry import PIECE, to_go_on_from
+from paceline.launch.channel import Message
 from paceline.launch.collect import Receiving
 
 
@@ -49,3 +52,19 @@ def test_nothing_is_written_elsewhere(tmp_path: Path, piece: dict[str, object]) 
     (run / "checkpoints").mkdir(parents=True)
     with pytest.raises(ValueError, match="is nothing that belongs into a run"):
         Receiving(run).write(piece)
+
+
+def test_what_the_disk_does_not_take_is_said_with_a_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    receiving = Receiving(tmp_path, say=said.append)
+
+    def full(message: Message) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as from a file that is open
+
+    monkeypatch.setattr(receiving, "write", full)
+    assert not receiving.take({"kind": "file"})
+    assert said == [
+        f"warning: what a host brings cannot be kept here: No space left on device: {tmp_path}"
+    ]

@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from paceline.config.environment import agent_process, rank_context
+from paceline.config.environment import agent_process, rank_context, take_report
 from paceline.errors import PacelineError
-from paceline.launch.rank import die_with_parent, write_failure
+from paceline.launch.rank import die_with_parent, leave_report, write_failure
 from paceline.launch.scripts.screen import Memory
 from paceline.launch.scripts.supervision import Supervisor
 from paceline.run import RunDirectory
-from paceline.schema import Plan, RankContext, encode, read_json, write_json
+from paceline.schema import Plan, RankContext, encode, read_json
 from paceline.schema.script import Script, read_script
 from paceline.signals import handled
 
@@ -31,24 +31,22 @@ class Relay(Memory):
 def main(run_path: str) -> int:
     """Run this host's ranks; leave word in RUN/node-N/error.json where one has failed."""
     die_with_parent(agent_process())
-    run, context = RunDirectory(Path(run_path)), rank_context()
+    run, context, room = RunDirectory(Path(run_path)), rank_context(), take_report()
     folder = run.path / f"node-{context.node}"
     try:
-        return _watch(run, context, read_script(run.config))
+        return _watch(run, context, read_script(run.config), room)
     except PacelineError as error:
-        write_failure(folder, context, error)
+        write_failure(folder, context, error, room)
         return 1
 
 
-def _watch(run: RunDirectory, context: RankContext, script: Script) -> int:
+def _watch(run: RunDirectory, context: RankContext, script: Script, room: int | None) -> int:
     host = read_json(Plan, run.plan).nodes[context.node].host
     supervisor = Supervisor(script, run, context, host=host, memory=Relay(), say=lambda text: None)
     with handled(supervisor.note_signal):
         outcome = supervisor.watch()
     if not outcome.failed or outcome.signalled is not None:
         return 128 + outcome.signalled if outcome.signalled is not None else 0
-    folder = run.path / f"node-{context.node}"
-    folder.mkdir(exist_ok=True)
     report = {
         "rank": outcome.failed[0].rank,
         "kind": "WorkerError",
@@ -57,7 +55,7 @@ def _watch(run: RunDirectory, context: RankContext, script: Script) -> int:
         "traceback": "",
         "exits": [encode(end) for end in outcome.exits],
     }
-    write_json(folder / "error.json", report)
+    leave_report(run.path / f"node-{context.node}", report, room)
     return 1
 
 
