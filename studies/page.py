@@ -183,8 +183,11 @@ def _steps_section(outcomes: Outcomes) -> Section:
 
 
 def _command(path: Path) -> str | None:
+    """As anybody could type it: peers are installed below the home folder."""
     file = path / "command.txt"
-    return file.read_text(errors="replace").strip() if file.exists() else None
+    if not file.exists():
+        return None
+    return file.read_text(errors="replace").strip().replace(f"{Path.home()}/", "~/")
 
 
 def _machines(outcomes: Outcomes) -> str:
